@@ -204,7 +204,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def _is_rule(item: pytest.Item) -> bool:
-    return item.path.name in ("test_gradient_rules.py", "test_gradient_rules_drawn.py")
+    return item.path.name == "test_gradient_rules.py"
 
 
 def _against_cuda() -> list[str]:

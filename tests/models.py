@@ -158,6 +158,17 @@ def classifier(features: int = 4, classes: int = 3, seed: int = 0) -> ModelProto
     )
 
 
+def language_model(tied: str) -> ModelProto:
+    """Embedding, a product, and a head: the embedding's initializer, a copy of it, or its own."""
+    turn = "turned = Transpose<perm = [1, 0]>(table)" if tied == "same" else ""
+    text = f"{{ e = Gather(table, ids) h = MatMul(e, mix) {turn} logits = MatMul(h, turned) }}"
+    rng = np.random.default_rng(4)
+    weights = {"table": rng.standard_normal((6, 4)), "mix": rng.standard_normal((4, 4))}
+    if tied != "same":
+        weights["turned"] = weights["table"].T.copy() if tied == "copy" else np.ones((4, 6))
+    return of_text(f"(int64[N, T] ids) => (float[N, T, 6] logits) {text}", weights)
+
+
 def renamed(source: ModelProto, names: Mapping[str, str]) -> ModelProto:
     """A copy of a model with some of its tensors called otherwise."""
     out = ModelProto()

@@ -54,7 +54,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 OTHER_LOSSES = (
     *("cosine_embedding", "causal_lm"),  # kits of their own below
-    # Rows that depend on one another, or several tensors: tests/plugins/test_losses_of_tensors.py.
+    # Rows that depend on one another, or several tensors: tests/plugins/test_losses_table.py.
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax", "ctc"),
     *("ssd", "retinanet", "task_aligned"),  # test_detection.py
     *("distillation", "feature_matching"),  # which read a teacher: test_teachers.py
@@ -252,7 +252,7 @@ class TestBackends(BackendKit):
     component = each("backends")
 
 
-# Gradient rules: tests/plugins/test_gradient_rules_drawn.py asks far more ------------------
+# Gradient rules: tests/plugins/test_gradient_rules.py asks far more ------------------
 
 
 class TestQuickGelu(GradientKit):

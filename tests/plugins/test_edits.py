@@ -17,7 +17,6 @@ from ortflex_plugins.edits.heads import NewHead
 from ortflex_plugins.edits.removal import Cut
 from tests import models
 from tests.plugins.commands import works
-from tests.plugins.test_more_tokens import language_model
 from tests.training import make
 
 pytestmark = pytest.mark.per_python
@@ -270,7 +269,7 @@ REFUSED: dict[str, tuple[onnx.ModelProto, dict[str, Any], tuple[str, ...]]] = {
     ),
     "no head": (tail("Y = LpPool<kernel_shape = [1]>(s)"), {"head": 3}, ("LpPool",)),
     "too many tokens": (
-        language_model("own"),
+        models.language_model("own"),
         {"edits": [{"name": "more_tokens", "add": 2**31 - 1}]},
         ("edits[0]", "MiB", "tokens"),
     ),

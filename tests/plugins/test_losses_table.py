@@ -1,21 +1,29 @@
-"""Every loss and every schedule in a training of fifty steps, compared with torch's autograd in float64."""
+"""Every loss and every schedule in a training, compared with torch's autograd in float64.
+
+Of scores and labels fifty steps; of embeddings and sequences values and gradients of every tensor. The
+classes of errors: a wrong formula or gradient in a corner (ties, lengths, repeated labels, padding), a
+tensor without its gradient, bad labels and lengths that are found in the middle of the training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer
+from ortflex_core import Array, ConfigError, DataError, Trainer
 from tests.models import weights_of
 from tests.plugins.test_losses import alike, divergence, focal, overlap, unreduced
 from tests.plugins.test_optimizers_table import PRECISION, linear
 from tests.training import every_backend, make, plugins
 
 torch = pytest.importorskip("torch")
-nn = torch.nn.functional
+F = torch.nn.functional
 LR = torch.optim.lr_scheduler
 
 ROWS, RATE, STEPS = 24, 0.03, 50
@@ -24,18 +32,18 @@ Formula = Callable[[Any, Any], Any]
 
 # Scores p [B, 2] and labels y: the value of every sample, by torch where it has the loss.
 LOSSES: dict[str, tuple[str, Formula]] = {
-    "squared_error": ("real", unreduced(nn.mse_loss)),
-    "absolute_error": ("real", unreduced(nn.l1_loss)),
+    "squared_error": ("real", unreduced(F.mse_loss)),
+    "absolute_error": ("real", unreduced(F.l1_loss)),
     "elastic": ("real", lambda p, y: 0.5 * (p - y).abs() + 0.5 * (p - y) ** 2),
-    "huber": ("real", unreduced(nn.huber_loss)),
+    "huber": ("real", unreduced(F.huber_loss)),
     "log_cosh": ("real", lambda p, y: torch.log(torch.cosh(p - y))),
     "quantile": ("real", lambda p, y: torch.maximum(0.5 * (y - p), 0.5 * (p - y))),
-    "poisson": ("count", unreduced(nn.poisson_nll_loss)),
+    "poisson": ("count", unreduced(F.poisson_nll_loss)),
     "hinge": ("sign", lambda p, y: torch.relu(1 - y * p)),
     "squared_hinge": ("sign", lambda p, y: torch.relu(1 - y * p) ** 2),
-    "log_loss": ("bit", unreduced(nn.binary_cross_entropy_with_logits)),
+    "log_loss": ("bit", unreduced(F.binary_cross_entropy_with_logits)),
     "focal": ("bit", focal),
-    "softmax_cross_entropy": ("class", unreduced(nn.cross_entropy)),
+    "softmax_cross_entropy": ("class", unreduced(F.cross_entropy)),
     "kullback_leibler": ("share", lambda p, y: divergence(p.log_softmax(1), y)),
     "cosine_embedding": ("real", alike),
     "dice": ("bit", lambda p, y: overlap(torch.sigmoid(p), y, 1e-5)),
@@ -46,7 +54,7 @@ ELSEWHERE = {
     *("entropy", "distillation", "feature_matching"),  # test_losses_without_labels, test_teachers
     "consistency",  # test_consistency
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax"),
-    *("ctc", "causal_lm"),  # test_losses_of_tensors
+    *("ctc", "causal_lm"),  # below
     *("ssd", "retinanet", "task_aligned"),  # test_detection
 }
 """The losses without labels, of several tensors or of sequences; those tests compare them with torch."""
@@ -200,3 +208,244 @@ def test_no_schedule_of_torch_s_is_left_out() -> None:
     ours = {n for n in plugins()["schedules"].names() if _ours("schedules", n)}
     # Those are scikit-learn's, and plateau goes by epochs: tests of their own have them.
     assert set(SCHEDULES) == ours - {"invscaling", "optimal", "plateau"}
+
+
+RNG = np.random.default_rng(5)
+
+
+def moved(tensors: Mapping[str, Array]) -> onnx.ModelProto:
+    """A float64 model whose output NAME is its input ``in/NAME`` plus the parameter ``w/NAME``."""
+    nodes, inputs, outputs, weights = [], [], [], []
+    for name, array in tensors.items():
+        shape = ["N", *array.shape[1:]]
+        inputs.append(helper.make_tensor_value_info(f"in/{name}", TensorProto.DOUBLE, shape))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
+        weights.append(numpy_helper.from_array(np.zeros(array.shape), f"w/{name}"))
+        nodes.append(helper.make_node("Add", [f"in/{name}", f"w/{name}"], [name]))
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def check(
+    loss: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    labels: Array | None,
+    reference: Callable[..., Any],
+    columns: Mapping[str, Array] | None = None,
+    own: Mapping[str, Array] | None = None,
+) -> None:
+    """Values, and the gradients of Σ values by each tensor and by the loss's own parameters."""
+    given = {"params": [f"w/{name}" for name in tensors], "reduction": "sum", "learning_rate": 1.0}
+    trainer = make(moved(tensors), loss=dict(loss), backend="fused", **given)
+    trainer.set_state(dict(own or {}))
+    X = {f"in/{name}": array for name, array in tensors.items()} | dict(columns or {})
+    own = dict(own or {})
+    given = {n: torch.tensor(a, requires_grad=True) for n, a in {**tensors, **own}.items()}
+    wanted = reference(*given.values())
+    wanted.sum().backward()
+    got = trainer.per_sample_losses(X, labels)
+    np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-8, atol=1e-8)
+    before = trainer.get_state()
+    trainer.step((X,) if labels is None else (X, labels))
+    after = trainer.get_state()
+    for name, tensor in given.items():
+        key = name if name in after else f"w/{name}"
+        np.testing.assert_allclose(
+            before[key] - after[key], tensor.grad.numpy(), rtol=1e-6, atol=1e-7, err_msg=name
+        )
+
+
+def embeddings(*names: str, rows: int = 8, size: int = 5) -> dict[str, Array]:
+    return {name: RNG.normal(size=(rows, size)) for name in names}
+
+
+@pytest.mark.parametrize(("p", "swap"), [(2.0, False), (2.0, True), (1.0, True), (3.0, False)])
+def test_triplet(p: float, swap: bool) -> None:
+    loss = {"name": "triplet", "margin": 0.7, "p": p, "swap": swap}
+    theirs = partial(F.triplet_margin_loss, margin=0.7, p=p, swap=swap, reduction="none")
+    check(loss, embeddings("anchor", "positive", "negative"), None, theirs)
+
+
+def mined(e: Any, y: Array, margin: float, mining: str) -> Any:
+    e = F.normalize(e)
+    d = (((e[:, None] - e[None]) ** 2).sum(-1).clamp_min(1e-12)).sqrt()
+    out = []
+    for i in range(len(y)):
+        near = [d[i, j] for j in range(len(y)) if y[j] == y[i] and j != i]
+        far = [d[i, j] for j in range(len(y)) if y[j] != y[i]]
+        if not near or not far:
+            out.append(d[i, i] * 0)
+        elif mining == "hard":
+            out.append(F.relu(torch.stack(near).max() - torch.stack(far).min() + margin))
+        else:
+            terms = []
+            for one in near:
+                beyond = [f for f in far if f > one]
+                best = torch.stack(beyond).min() if beyond else torch.stack(far).max()
+                terms.append(F.relu(one - best + margin))
+            out.append(torch.stack(terms).mean())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("mining", ["hard", "semi_hard"])
+def test_mined_triplet(mining: str) -> None:
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    loss = {"name": "mined_triplet", "mining": mining, "margin": 0.3}
+    check(loss, embeddings("e"), y, lambda e: mined(e, y, 0.3, mining))
+
+
+def pairs(a: Any, p: Any, scale: Any, symmetric: bool = True) -> Any:
+    s = F.normalize(a) @ F.normalize(p).T * scale
+    own = torch.arange(len(a))
+    value = F.cross_entropy(s, own, reduction="none")
+    return (value + F.cross_entropy(s.T, own, reduction="none")) / 2 if symmetric else value
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_contrastive(symmetric: bool) -> None:
+    loss = {"name": "contrastive", "temperature": 0.3, "symmetric": symmetric}
+    two = embeddings("anchor", "positive")
+    check(loss, two, None, lambda a, p: pairs(a, p, 1 / 0.3, symmetric))
+
+
+def test_contrastive_with_a_trained_temperature() -> None:
+    loss = {"name": "contrastive", "temperature": 0.5, "trained_temperature": True}
+    own = {"contrastive.logit_scale": np.array(np.log(2.0))}
+    two = embeddings("anchor", "positive")
+    check(loss, two, None, lambda a, p, s: pairs(a, p, s.exp()), own=own)
+
+
+def supervised(e: Any, y: Array, temperature: float) -> Any:
+    s = F.normalize(e) @ F.normalize(e).T / temperature
+    out = []
+    for i in range(len(y)):
+        others = [k for k in range(len(y)) if k != i]
+        total = torch.logsumexp(s[i, others], 0)
+        terms = [total - s[i, j] for j in others if y[j] == y[i]]
+        out.append(torch.stack(terms).mean() if terms else s[i, i] * 0)
+    return torch.stack(out)
+
+
+def test_supervised_contrastive() -> None:
+    y = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    loss = {"name": "supervised_contrastive", "temperature": 0.4}
+    check(loss, embeddings("e"), y, lambda e: supervised(e, y, 0.4))
+
+
+@pytest.mark.parametrize("kind", ["arcface", "cosface"])
+def test_margin_softmax(kind: str) -> None:
+    y = RNG.integers(0, 4, 8)
+    loss = {"name": "margin_softmax", "classes": 4, "kind": kind, "margin": 0.4, "scale": 8.0}
+
+    def reference(e: Any, w: Any) -> Any:
+        cosines = F.normalize(e) @ F.normalize(w).T
+        own = F.one_hot(torch.tensor(y), 4).bool()
+        far = torch.cos(torch.acos(cosines) + 0.4) if kind == "arcface" else cosines - 0.4
+        scores = 8 * torch.where(own, far, cosines)
+        return F.cross_entropy(scores, torch.tensor(y), reduction="none")
+
+    own = {"margin_softmax.weight": RNG.normal(size=(4, 5))}
+    check(loss, embeddings("embedding"), y, reference, own=own)
+
+
+LABELS = np.array([[1, 2, 3, 3], [2, 2, -1, -1], [-1, -1, -1, -1], [3, -1, -1, -1], [1, 2, 1, 2]])
+TARGETS = np.array([4, 2, 0, 1, 4])
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("per_label", [False, True])
+def test_ctc(axis: int, per_label: bool) -> None:
+    scores = RNG.normal(size=(5, 9, 4) if axis == -1 else (5, 4, 9)) * 2
+
+    def reference(s: Any) -> Any:
+        logs = (s if axis == -1 else s.transpose(1, 2)).log_softmax(-1).transpose(0, 1)
+        given = torch.tensor(np.maximum(LABELS, 0)), torch.full((5,), 9), torch.tensor(TARGETS)
+        values = F.ctc_loss(logs, *given, reduction="none")
+        return values / torch.tensor(TARGETS).clamp_min(1) if per_label else values
+
+    loss = {"name": "ctc", "axis": axis, "per_label": per_label}
+    check(loss, {"scores": scores}, LABELS, reference)
+
+
+def test_ctc_with_lengths_another_blank_and_rows_that_do_not_fit() -> None:
+    scores = RNG.normal(size=(5, 9, 4)) * 2
+    rows = np.array([[0, 1, 2, 2], [1, 1, 3, 3], [3, 3, 3, 3], [2, 0, 0, 0], [0, 1, 0, 1]])
+    steps = np.array([9, 4, 5, 1, 3])  # the last row does not fit
+
+    def reference(s: Any) -> Any:
+        given = torch.tensor(rows), torch.tensor(steps), torch.tensor(TARGETS)
+        logs = s.log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(logs, *given, blank=3, reduction="none", zero_infinity=True)
+
+    names = {"scores": "scores", "input_lengths": "n", "target_lengths": "m"}
+    loss = {"name": "ctc", "blank": 3, "zero_infinity": True, "predicted": names}
+    columns = {"n": steps, "m": TARGETS}
+    check(loss, {"scores": scores}, rows, reference, columns=columns)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_with_more_labels_than_there_are_has_an_infinite_loss(zero_infinity: bool) -> None:
+    scores = RNG.normal(size=(5, 9, 4))
+    names = {"scores": "scores", "target_lengths": "m"}
+    loss = {"name": "ctc", "zero_infinity": zero_infinity, "predicted": names}
+    trainer = make(moved({"scores": scores}), loss=loss, params=["w/scores"], backend="fused")
+    rows, columns = np.abs(LABELS), {"in/scores": scores.astype(np.float32)}
+    right = trainer.per_sample_losses(columns | {"m": TARGETS}, rows)
+    assert np.isfinite(right).all()
+    wrong = trainer.per_sample_losses(columns | {"m": [5, 2, 0, 1, 4]}, rows)
+    np.testing.assert_array_equal(wrong, np.where(np.arange(5) == 0, np.inf, right))
+
+
+def test_causal_lm() -> None:
+    scores = RNG.normal(size=(4, 6, 7))
+    tokens = RNG.integers(0, 7, (4, 6))
+    tokens[1, 3:], tokens[2, 2] = -100, -100
+
+    def reference(s: Any) -> Any:
+        given = torch.tensor(tokens[:, 1:]).reshape(-1)
+        logits = s[:, :-1].reshape(-1, 7)
+        return F.cross_entropy(logits, given, reduction="none").reshape(4, 5)
+
+    check({"name": "causal_lm"}, {"s": scores}, tokens, reference)
+    model = moved({"s": scores})
+    metrics = ["perplexity", "token_accuracy"]
+    trainer = make(model, loss="causal_lm", params=["w/s"], metrics=metrics, backend="fused")
+    got = trainer.evaluate({"in/s": scores}, tokens)
+    kept = tokens[:, 1:] != -100
+    mean = reference(torch.tensor(scores)).numpy()[kept].mean()
+    right = (scores[:, :-1].argmax(-1) == tokens[:, 1:])[kept].mean()
+    assert got["loss"] == pytest.approx(mean)
+    assert got["perplexity"] == pytest.approx(np.exp(mean))
+    assert got["token_accuracy"] == pytest.approx(right)
+
+
+def shape(*sizes: int) -> dict[str, Array]:
+    return {"x": np.zeros(sizes)}
+
+
+NAMES = {"scores": "x", "input_lengths": "n"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "tensors", "labels", "columns", "key"),
+    [
+        ({"name": "ctc"}, shape(2, 5, 4), [1, 2], {}, r"\[B, S\]"),
+        ({"name": "ctc", "predicted": NAMES}, shape(2, 5, 4), [[1], [2]], {"n": [5, 6]}, "5 time"),
+        ({"name": "causal_lm"}, shape(2, 3), [[1, 2, 3]] * 2, {}, r"\[B, T, V\]"),
+        ({"name": "margin_softmax", "classes": 3}, shape(2, 4), [0, 3], {}, "classes=3"),
+        ({"name": "mined_triplet"}, shape(2, 4), [0.5, 1.0], {}, "integers"),
+        ({"name": "supervised_contrastive"}, shape(2, 4, 3), [0, 1], {}, r"\[B, D\]"),
+    ],
+)
+def test_bad_data_are_errors_before_the_training(
+    loss: Any, tensors: Any, labels: Any, columns: Any, key: str
+) -> None:
+    trainer = make(moved(tensors), loss=loss, params=["w/x"], backend="fused")
+    X = {"in/x": tensors["x"]} | {n: np.array(c) for n, c in columns.items()}
+    with pytest.raises(DataError, match=key):
+        trainer.fit(X, np.array(labels))
+
+
+def test_a_missing_number_of_classes_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="classes"):
+        make(moved(shape(2, 4)), loss="margin_softmax")

@@ -117,7 +117,7 @@ def reads() -> dict[str, dict[str, set[bool]]]:
 
 
 def ruled() -> set[str]:
-    # See test_gradient_rules_drawn.py.
+    # See test_gradient_rules.py.
     gone = {"Identity", "CastLike", "MatMulInteger", "ConvInteger"}
     return {name for (domain, name), _ in rules_with_a_gradient() if not domain} - gone
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core import ConfigError, Plugins, Progress, Recipe, Schedule, ScheduleContext, Trainer
+from ortflex_core import (
+    ConfigError,
+    Plugins,
+    Progress,
+    Recipe,
+    Schedule,
+    ScheduleContext,
+    Trainer,
+)
 from ortflex_plugins.schedules.cosine import Cosine, CosineRestarts, OneCycle
 from ortflex_plugins.schedules.decay import (
     Constant,
@@ -22,9 +30,10 @@ from ortflex_plugins.schedules.decay import (
     Polynomial,
     StepDecay,
 )
+from ortflex_plugins.schedules.plateau import Plateau
 from ortflex_plugins.schedules.sequential import Chained, Sequential, Warmup
 from tests import models
-from tests.training import make, plugins, regression
+from tests.training import SaveAt, make, plugins, regression, same
 
 
 def at(by: str, time: int, total: int | None = None) -> Progress:
@@ -40,39 +49,70 @@ def at(by: str, time: int, total: int | None = None) -> Progress:
 UNITS = ["step", "epoch", "rows"]
 
 
-TWINS = [
-    (StepDecay(size=4, gamma=0.3), "StepLR", (4,), {"gamma": 0.3}),
-    (Exponential(gamma=0.8), "ExponentialLR", (0.8,), {}),
-    (Cosine(period=24, minimum=0.02), "CosineAnnealingLR", (24,), {"eta_min": 0.02}),
-    (Cosine(), "CosineAnnealingLR", (20,), {}),
+def by(schedule: Any, unit: Any) -> Any:
+    """The schedule and its parts, counting by a unit."""
+    changes: dict[str, Any] = {"by": unit}
+    if hasattr(schedule, "schedules"):
+        changes["schedules"] = tuple(by(s, unit) for s in schedule.schedules)
+    if hasattr(schedule, "schedule"):
+        changes["schedule"] = by(schedule.schedule, unit)
+    return attrs.evolve(schedule, **changes)
+
+
+FALLS = MultiStep(milestones=(7, 12), gamma=0.3)
+CHAINED = Chained(schedules=(Warmup(length=4, start=0.2), Exponential(gamma=0.95), FALLS))
+THREE = (Exponential(gamma=0.9), Polynomial(), StepDecay(size=2, gamma=0.5))
+TWINS: list[tuple[Schedule, Any]] = [
+    (StepDecay(size=4, gamma=0.3), lambda t, o: t.StepLR(o, 4, 0.3)),
+    (Exponential(gamma=0.8), lambda t, o: t.ExponentialLR(o, 0.8)),
+    (Cosine(period=24, minimum=0.02), lambda t, o: t.CosineAnnealingLR(o, 24, 0.02)),
+    (Cosine(), lambda t, o: t.CosineAnnealingLR(o, 20)),
     # Past its period it rises again.
-    (Cosine(period=8, minimum=0.02), "CosineAnnealingLR", (8,), {"eta_min": 0.02}),
-    (MultiStep(milestones=(3, 5, 11), gamma=0.5), "MultiStepLR", ([3, 5, 11],), {"gamma": 0.5}),
-    (Polynomial(), "PolynomialLR", (20,), {}),
-    (Polynomial(length=8, power=2.5), "PolynomialLR", (8,), {"power": 2.5}),
-    (CosineRestarts(period=4), "CosineAnnealingWarmRestarts", (4,), {}),
+    (Cosine(period=8, minimum=0.02), lambda t, o: t.CosineAnnealingLR(o, 8, 0.02)),
+    (MultiStep(milestones=(3, 5, 11), gamma=0.5), lambda t, o: t.MultiStepLR(o, [3, 5, 11], 0.5)),
+    (Polynomial(), lambda t, o: t.PolynomialLR(o, 20)),
+    (Polynomial(length=8, power=2.5), lambda t, o: t.PolynomialLR(o, 8, 2.5)),
+    (CosineRestarts(period=4), lambda t, o: t.CosineAnnealingWarmRestarts(o, 4)),
     (
         CosineRestarts(period=3, factor=2, minimum=0.01),
-        *("CosineAnnealingWarmRestarts", (3,), {"T_mult": 2, "eta_min": 0.01}),
+        lambda t, o: t.CosineAnnealingWarmRestarts(o, 3, 2, 0.01),
     ),
-    (OneCycle(), "OneCycleLR", (0.3,), {"total_steps": 20}),
+    (OneCycle(), lambda t, o: t.OneCycleLR(o, 0.3, total_steps=20)),
     (
         OneCycle(length=20, up=0.45, start_divisor=5, end_divisor=10),
-        *("OneCycleLR", (0.3, 20)),
-        {"pct_start": 0.45, "div_factor": 5, "final_div_factor": 10},
+        lambda t, o: t.OneCycleLR(o, 0.3, 20, pct_start=0.45, div_factor=5, final_div_factor=10),
+    ),
+    (
+        Sequential(schedules=(Warmup(length=5, start=0.1), Cosine()), milestones=(5,)),
+        lambda t, o: t.SequentialLR(
+            o, [t.LinearLR(o, 0.1, total_iters=5), t.CosineAnnealingLR(o, 15)], [5]
+        ),
+    ),
+    (
+        Sequential(schedules=THREE, milestones=(4, 9)),
+        lambda t, o: t.SequentialLR(
+            o, [t.ExponentialLR(o, 0.9), t.PolynomialLR(o, 5), t.StepLR(o, 2, 0.5)], [4, 9]
+        ),
+    ),
+    (
+        CHAINED,
+        lambda t, o: t.ChainedScheduler(
+            [
+                *(t.LinearLR(o, 0.2, total_iters=4), t.ExponentialLR(o, 0.95)),
+                t.MultiStepLR(o, [7, 12], 0.3),
+            ]
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "twin", "arguments", "options"), TWINS)
-def test_rates_are_torch_s(schedule: Schedule, twin: str, arguments: Any, options: Any) -> None:
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize(("schedule", "twin"), TWINS, ids=lambda given: getattr(given, "name", ""))
+def test_rates_are_torch_s(schedule: Schedule, twin: Any, torch: Any) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    theirs = getattr(torch.optim.lr_scheduler, twin)(optimizer, *arguments, **options)
+    theirs = twin(torch.optim.lr_scheduler, optimizer)
     for time in range(20):
-        for by in UNITS:
-            ours = attrs.evolve(schedule, by=by)
-            rate = ours.rate(0.3, at(by, time, total=20))
+        for unit in UNITS:
+            rate = by(schedule, unit).rate(0.3, at(unit, time, total=20))
             assert rate == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-15)
         optimizer.step()
         if time < 19:
@@ -110,50 +150,38 @@ PLAINLY: dict[str, Any] = {"penalty": None, "fit_intercept": False, "shuffle": F
 PLAINLY |= {"max_iter": 3, "tol": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "ours", "options"),
-    [
-        ("invscaling", InverseScaling(by="rows"), {}),
-        ("invscaling", InverseScaling(by="rows", power=0.5), {"power_t": 0.5}),
-        ("optimal", Optimal(by="rows", alpha=0.01), {"alpha": 0.01}),
-        ("optimal", Optimal(by="rows", alpha=0.5), {"alpha": 0.5}),
-        ("constant", Constant(by="rows"), {}),
-    ],
-)
-def test_rates_are_sgd_regressor_s(name: str, ours: Schedule, options: Any) -> None:
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40, 3)) * 0.3, rng.normal(size=40)
-    # scikit-learn's squared error is ½ (p − y)².
-    ours = ours.bind(ScheduleContext(slope=lambda score, label: score - label))
-    weight = replay(ours, x, lambda p, k: p - y[k], epochs=3, base=0.02)
-    theirs = linear_model.SGDRegressor(learning_rate=name, eta0=0.02, **PLAINLY, **options)
-    theirs.fit(x, y)
-    assert theirs.t_ == 121
-    assert_allclose(weight, theirs.coef_, rtol=1e-12)
+# scikit-learn's squared error is ½ (p − y)².
+SLOPES: dict[str, Any] = {
+    "SGDRegressor": lambda score, label: score - label,
+    "SGDClassifier": lambda score, label: 1 / (1 + math.exp(-score)) - label,
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "ours", "options"),
+    ("kind", "name", "ours", "options"),
     [
-        ("optimal", Optimal(by="rows"), {}),
-        ("optimal", Optimal(by="rows", alpha=0.05), {"alpha": 0.05}),
-        ("invscaling", InverseScaling(by="rows", power=0.5), {"power_t": 0.5}),
+        ("SGDRegressor", "invscaling", InverseScaling(by="rows"), {}),
+        ("SGDRegressor", "invscaling", InverseScaling(by="rows", power=0.5), {"power_t": 0.5}),
+        ("SGDRegressor", "optimal", Optimal(by="rows", alpha=0.01), {"alpha": 0.01}),
+        ("SGDRegressor", "optimal", Optimal(by="rows", alpha=0.5), {"alpha": 0.5}),
+        ("SGDRegressor", "constant", Constant(by="rows"), {}),
+        ("SGDClassifier", "optimal", Optimal(by="rows"), {}),
+        ("SGDClassifier", "optimal", Optimal(by="rows", alpha=0.05), {"alpha": 0.05}),
+        ("SGDClassifier", "invscaling", InverseScaling(by="rows", power=0.5), {"power_t": 0.5}),
     ],
 )
-def test_rates_are_sgd_classifier_s(name: str, ours: Schedule, options: Any) -> None:
+def test_rates_are_scikit_learn_s(kind: str, name: str, ours: Schedule, options: Any) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40, 3)) * 0.3, rng.integers(0, 2, 40)
-
-    def slope(score: float, label: float) -> float:
-        return 1 / (1 + math.exp(-score)) - label
-
+    rng, slope = np.random.default_rng(0), SLOPES[kind]
+    x = rng.normal(size=(40, 3)) * 0.3
+    y = rng.normal(size=40) if kind == "SGDRegressor" else rng.integers(0, 2, 40)
     ours = ours.bind(ScheduleContext(slope=slope))
     weight = replay(ours, x, lambda p, k: slope(p, y[k]), epochs=3, base=0.1)
-    options = {"loss": "log_loss", "learning_rate": name, "eta0": 0.1, **PLAINLY, **options}
-    theirs = linear_model.SGDClassifier(**options).fit(x, y)
-    assert_allclose(weight, theirs.coef_[0], rtol=1e-11)
+    loss = {} if kind == "SGDRegressor" else {"loss": "log_loss"}
+    given = {"learning_rate": name, "eta0": 0.1, **loss, **PLAINLY, **options}
+    theirs = getattr(linear_model, kind)(**given).fit(x, y)
+    assert theirs.t_ == 121
+    assert_allclose(weight, theirs.coef_.ravel(), rtol=1e-11)
 
 
 def test_invscaling_by_epoch_is_the_perceptron_s() -> None:
@@ -161,15 +189,9 @@ def test_invscaling_by_epoch_is_the_perceptron_s() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
     rates = {"learning_rate": "invscaling", "learning_rate_init": 0.1, "power_t": 0.5}
-    descent = {
-        "hidden_layer_sizes": (),
-        "solver": "sgd",
-        "alpha": 0,
-        "momentum": 0,
-        "batch_size": 30,
-        "shuffle": False,
-    }
-    theirs = neural_network.MLPRegressor(random_state=0, **rates, **descent)
+    descent = {"hidden_layer_sizes": (), "solver": "sgd", "alpha": 0, "momentum": 0}
+    given = {"batch_size": 30, "shuffle": False, "random_state": 0}
+    theirs = neural_network.MLPRegressor(**rates, **descent, **given)
     ours = InverseScaling(by="epoch", power=0.5, scale=len(x))
     assert ours.rate(0.1, Progress(epoch=0)) == 0.1
     theirs.partial_fit(x, y)
@@ -273,64 +295,6 @@ def test_parameters_are_checked(schedule: Any, options: Any, text: str) -> None:
         schedule(**options)
 
 
-@pytest.mark.parametrize("milestones", [3, "345", {3: 0.1}])
-def test_milestones_are_a_list(milestones: Any) -> None:
-    with pytest.raises(ConfigError, match=r"milestones: expected a list of integers, got"):
-        make(models.linear(), schedule={"name": "multi_step", "milestones": milestones})
-
-
-def by(schedule: Any, unit: Any) -> Any:
-    """The schedule and its parts, counting by a unit."""
-    changes: dict[str, Any] = {"by": unit}
-    if hasattr(schedule, "schedules"):
-        changes["schedules"] = tuple(by(s, unit) for s in schedule.schedules)
-    if hasattr(schedule, "schedule"):
-        changes["schedule"] = by(schedule.schedule, unit)
-    return attrs.evolve(schedule, **changes)
-
-
-FALLS = MultiStep(milestones=(7, 12), gamma=0.3)
-CHAINS = {
-    "warm-up, then cosine": (
-        Sequential(schedules=(Warmup(length=5, start=0.1), Cosine()), milestones=(5,)),
-        lambda t, o: t.SequentialLR(
-            o, [t.LinearLR(o, 0.1, total_iters=5), t.CosineAnnealingLR(o, 15)], [5]
-        ),
-    ),
-    "three": (
-        Sequential(
-            schedules=(Exponential(gamma=0.9), Polynomial(), StepDecay(size=2, gamma=0.5)),
-            milestones=(4, 9),
-        ),
-        lambda t, o: t.SequentialLR(
-            o, [t.ExponentialLR(o, 0.9), t.PolynomialLR(o, 5), t.StepLR(o, 2, 0.5)], [4, 9]
-        ),
-    ),
-    "at the same time": (
-        Chained(schedules=(Warmup(length=4, start=0.2), Exponential(gamma=0.95), FALLS)),
-        lambda t, o: t.ChainedScheduler(
-            [
-                *(t.LinearLR(o, 0.2, total_iters=4), t.ExponentialLR(o, 0.95)),
-                t.MultiStepLR(o, [7, 12], 0.3),
-            ]
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains_are_torch_s(name: str, torch: Any) -> None:
-    schedule, build = CHAINS[name]
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    theirs = build(torch.optim.lr_scheduler, optimizer)
-    for time in range(20):
-        for unit in UNITS:
-            rate = by(schedule, unit).rate(0.3, at(unit, time, total=20))
-            assert rate == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-15)
-        optimizer.step()
-        theirs.step()
-
-
 def test_a_chain_comes_out_of_a_file_and_goes_back_into_it(tmp_path: Any) -> None:
     (tmp_path / "model.onnx").write_bytes(models.mlp().SerializeToString())
     x, y = regression(features=6)
@@ -374,9 +338,13 @@ schedules = [{ name = "warmup", length = 3, start = 0.5 }, "cosine"]
             {"schedules": [{"name": "cosine", "by": "epoch"}], "milestones": []},
             "sequential counts by 'step' and its schedule 'cosine' by 'epoch'",
         ),
+        *(
+            ({"name": "multi_step", "milestones": given}, "milestones: expected a list of integers")
+            for given in (3, "345", {3: 0.1})
+        ),
     ],
 )
-def test_a_wrong_chain_is_named(table: dict[str, Any], text: str) -> None:
+def test_a_wrong_table_is_named(table: dict[str, Any], text: str) -> None:
     with pytest.raises((ConfigError, LookupError), match=text):
         make(models.linear(), schedule={"name": "sequential", **table})
 
@@ -392,3 +360,109 @@ def test_a_checkpoint_knows_whose_schedules_a_chain_is_made_of(tmp_path: Any) ->
     folder = trainer.save(tmp_path / "c")
     record = json.loads((folder / "checkpoint.json").read_text())
     assert set(record["versions"]) == {"ortflex", "ortflex-example"}
+
+
+def figures(count: int, seed: int) -> list[float]:
+    """Losses that fall, stay, and once are none."""
+    rng = np.random.default_rng(seed)
+    out = np.exp(-np.arange(count) / 9) + 0.1 * rng.random(count) + 0.2
+    out[17] = np.nan
+    return out.tolist()
+
+
+@pytest.mark.parametrize("threshold_mode", ["relative", "absolute"])
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"patience": 2},
+        {"patience": 0, "factor": 0.5},
+        {"patience": 1, "factor": 0.7, "threshold": 0.05, "cooldown": 3},
+        {"patience": 0, "factor": 0.1, "minimum": 0.0123},
+        {"patience": 0, "factor": 0.01},
+    ],
+)
+def test_the_plateau_is_torch_s(options: Any, mode: Any, threshold_mode: Any, torch: Any) -> None:
+    names = {"minimum": "min_lr"}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    given = {names.get(k, k): v for k, v in options.items()}
+    given["threshold_mode"] = {"relative": "rel", "absolute": "abs"}[threshold_mode]
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, **given)
+    ours = Plateau(mode=mode, threshold_mode=threshold_mode, **options)
+    lines: list[dict[str, float]] = []
+    rates = set()
+    for epoch, value in enumerate(figures(60, seed=len(options))):
+        rate = ours.rate(0.3, Progress(epoch=epoch, history=tuple(lines)))
+        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-14, abs=0)
+        rates.add(rate)
+        lines.append({"loss": value, "penalty": 0.0})
+        theirs.step(value)
+    assert len(rates) > 1
+
+
+def test_the_plateau_knows_which_way_a_metric_is_better() -> None:
+    context = ScheduleContext(slope=None, higher=frozenset({"validation_r2"}))
+    assert Plateau(monitor="validation_r2").bind(context).mode == "max"  # type: ignore[attr-defined]
+    assert Plateau(monitor="validation_mae").bind(context).mode == "min"  # type: ignore[attr-defined]
+    assert Plateau(monitor="validation_r2", mode="min").bind(context).mode == "min"  # type: ignore[attr-defined]
+    x, y = regression(features=6)
+    rates = {}
+    for mode, meant in (("auto", "max"), ("min", "min")):
+        schedule = {"name": "plateau", "monitor": "validation_r2", "mode": mode, "patience": 0}
+        options: dict[str, Any] = {"epochs": 6, "backend": "fused", "learning_rate": 0.05}
+        trainer = make(models.mlp(), schedule=schedule, metrics=["r2"], **options)
+        lines = tuple(trainer.fit(x, y, validation_data=0.25))
+        replayed = Plateau(monitor="validation_r2", mode=meant, patience=0)
+        rates[mode] = [line["rate"] for line in lines]
+        for k, rate in enumerate(rates[mode]):
+            assert rate == replayed.rate(0.05, Progress(epoch=k, history=lines[:k]))
+    assert rates["auto"] != rates["min"]
+
+
+def test_the_plateau_watches_the_training_loss_where_nothing_is_held_out() -> None:
+    x, y = regression(features=6)
+    options = {"name": "plateau", "patience": 0, "threshold": 0.999, "factor": 0.5}
+    history = make(models.mlp(), schedule=options, epochs=4, backend="fused").fit(x, y)
+    assert history["rate"] == [1e-3, 1e-3, 5e-4, 2.5e-4]
+    options = {"name": "plateau", "monitor": "validation_loss"}
+    with pytest.raises(ConfigError, match=r"plateau.monitor: the history has no column 'valid"):
+        make(models.mlp(), schedule=options, epochs=4, backend="fused").fit(x, y)
+    with pytest.raises(ConfigError, match=r"by: expected 'epoch', got 'step'"):
+        make(models.mlp(), schedule={"name": "plateau", "by": "step"})
+
+
+def test_after_a_warm_up_the_plateau_sees_its_own_epochs_alone() -> None:
+    lines = tuple({"loss": loss, "penalty": 0.0} for loss in (0.1, 0.2, 5.0, 4.0, 4.0, 4.0))
+    plateau = Plateau(patience=1, factor=0.5)
+    alone = Warmup(by="epoch", length=2, start=0.5)
+    for schedule in (
+        Warmup(by="epoch", length=2, start=0.5, schedule=plateau),
+        Sequential(by="epoch", schedules=(alone, plateau), milestones=(2,)),
+    ):
+        rates = [schedule.rate(0.4, Progress(epoch=k, history=lines[:k])) for k in range(7)]
+        assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.2])
+
+
+@pytest.mark.parametrize("monitor", ["auto", "validation_r2", "loss"])
+def test_a_resumed_training_has_the_same_rates_to_the_last_bit(monitor: str, tmp_path: Any) -> None:
+    x, y = regression(rows=60, features=6)
+    held = regression(rows=20, features=6, seed=2)
+    schedule = {"name": "plateau", "monitor": monitor, "patience": 0, "threshold": 0.3}
+    saver = SaveAt(tmp_path, 7, 12, 12, 20, 27)  # step 12 ends an epoch
+    options: dict[str, Any] = {"learning_rate": 0.05, "epochs": 10, "batch_size": 10}
+    options |= {"metrics": ["r2"], "backend": {"name": "fused", "steps_per_run": 1}}
+    schedule["factor"] = 0.5
+    trainer = make(models.mlp(), schedule=schedule, callbacks=[saver], **options)
+    history = trainer.fit(x, y, validation_data=held)
+    assert len(set(history["rate"])) > 3
+    names = [p.name for p in saver.written]
+    assert names == ["1-7-0", "1-12-1", "2-12-2", "3-20-3", "4-27-4"]
+    for folder in saver.written:
+        again = Trainer.resume(folder, plugins=plugins())
+        rest = again.fit(x, y, validation_data=held)
+        for one, other in zip(history, rest, strict=True):
+            assert {**one, "seconds": 0} == {**other, "seconds": 0}
+        same(again.get_state(), trainer.get_state(), 0)
+    # What is trained after it begins with the rate that the epochs ended with.
+    assert again.step((x[:10], y[:10])) == trainer.step((x[:10], y[:10]))
+    same(again.get_state(), trainer.get_state(), 0)

@@ -1,4 +1,4 @@
-"""A new head in ``check``, in several processes, and in files whose shapes are computed."""
+"""Edited models in ``check``, in pictures, in several processes and in other files; more tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ortflex_core import OrtflexError, check_model, run_ranks
 from ortflex_plugins.pictures import draw
 from tests import models
 from tests.plugins.commands import works
-from tests.plugins.test_edits import ROWS, TAILS, integers, node, scores, tail
+from tests.plugins.test_edits import ROWS, SOFTMAX, TAILS, integers, scores, tail
 from tests.training import make, same
+
+node = helper.make_node
 
 
 def test_check_shows_the_model_with_its_head(tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_views_of_an_edited_model_say_what_is_new(name: str) -> None:
 
     The class of mistakes: a view shows the file, or does not say which weights have random values.
     """
-    source = tail(helper.make_node("Softmax", ["s"], ["Y"]))
+    source = tail(SOFTMAX)
     trainer = make(source, **EDITS[name])
     (old, own) = (models.weights_of(m) for m in (source, trainer.export()))
     head = set(trainer.model.new_head)
@@ -84,7 +86,7 @@ def test_pictures_of_recipes_and_runs_have_their_head(
 ) -> None:
     """A recipe, its training step, a finished run, its page, and a run whose file is gone."""
     monkeypatch.chdir(tmp_path)
-    onnx.save(tail(helper.make_node("Softmax", ["s"], ["Y"])), "model.onnx")
+    onnx.save(tail(SOFTMAX), "model.onnx")
     np.savez("data.npz", X=ROWS, y=np.arange(12) % 3)
     recipe = 'model="model.onnx"\ndata="data.npz"\nloss="softmax_cross_entropy"\nhead=3\nepochs=1\n'
     Path("train.toml").write_text(f'{recipe}freeze="backbone"\n')
@@ -168,3 +170,44 @@ def test_axes_and_shapes_that_nodes_compute_from_constants(name: str, way: str) 
     (y,) = models.predict(edited, {"X": ROWS}).values()
     np.testing.assert_allclose(y, TAILS[name][1](scores(edited)), rtol=1e-5, atol=1e-6)
     assert y.size == 3 * len(ROWS)
+
+
+@pytest.mark.per_python
+@pytest.mark.parametrize(("tied", "columns"), [("same", 9), ("copy", 9), ("own", 6)])
+def test_more_tokens_grow_a_tied_head_too(tied: str, columns: int) -> None:
+    trainer = make(models.language_model(tied), edits=[{"name": "more_tokens", "add": 3}])
+    edited = trainer.export()
+    table = models.weights_of(edited)["table"]
+    old = models.weights_of(models.language_model(tied))["table"]
+    assert np.array_equal(table[:6], old)
+    np.testing.assert_allclose(table[6:], np.tile(old.mean(axis=0), (3, 1)), atol=1e-3)
+    assert len(np.unique(table[6:], axis=0)) == 3
+    ids = np.array([[0, 8, 3]])
+    logits = models.predict(edited, {"ids": ids})["logits"]
+    w = models.weights_of(edited)
+    head = table.T if tied != "own" else w["turned"]
+    assert logits.shape == (1, 3, columns)
+    np.testing.assert_allclose(logits[0], table[ids[0]] @ w["mix"] @ head, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.per_python
+@pytest.mark.parametrize(
+    ("at", "grown"), [("", "long"), ("short", "short"), ("z_short", "short"), ("z", "z")]
+)
+def test_more_tokens_grow_the_longest_table_unless_one_is_named(at: str, grown: str) -> None:
+    """Neither the first one in the file, nor the first or last one by name."""
+    sizes = {"short": 4, "long": 9, "z": 5}
+    rng = np.random.default_rng(2)
+    nodes = [node("Gather", [name, "ids"], [f"{name}.row"], f"/z_{name}/Gather") for name in sizes]
+    model = models.model(
+        [*nodes, node("Sum", [f"{name}.row" for name in sizes], ["y"])],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [models.floats("y", "N", 3)],
+        {name: rng.standard_normal((size, 3)).astype(np.float32) for name, size in sizes.items()},
+    )
+    edit = {"name": "more_tokens", "add": 300} | ({"at": at} if at else {})
+    tables = models.weights_of(make(model, edits=[edit]).export())
+    assert {n: len(tables[n]) for n in sizes} == sizes | {grown: sizes[grown] + 300}
+    old, new = np.split(tables[grown].astype(np.float64), [sizes[grown]])
+    spread = (new - old.mean(axis=0)).std(axis=0) / old.std(axis=0)
+    np.testing.assert_allclose(spread, 10**-4.5, rtol=0.25)  # near the mean, and no two are equal
