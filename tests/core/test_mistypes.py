@@ -200,7 +200,7 @@ def test_numbers_of_data_sources(place: numbers.Place, tmp_path: Path) -> None:
         with pytest.raises(OrtflexError, match=f"{place[2]}: {expected}"):
             numbers.source(place, value, tmp_path, *FEW)
     if place[1] in ("image_folder", "tokenized"):
-        return  # their files: test_data_images.py, test_data_texts.py
+        return  # their files: test_data_images_and_texts.py
     numbers.train(place, {"columns": 4, "most": 2**31}.get(place[2], 12), tmp_path)
 
 
