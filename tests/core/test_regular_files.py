@@ -42,18 +42,9 @@ SILENCE = 60
 ANY = {
     *("open", "read_bytes", "read_text", "memmap", "mmap", "open_memmap", "fromfile", "loadtxt"),
     *("genfromtxt", "safe_open", "load_file", "load_model", "ParquetFile", "read_table"),
-    *(
-        "read_schema",
-        "OSFile",
-        "memory_map",
-        "from_file",
-        "FileIO",
-        "open_code",
-        "copyfile",
-        "copy2",
-        "copytree",
-    ),
-    *("ZipFile", "read_csv", "read_parquet", "spec_from_file_location", "run_path", "sendfile"),
+    *("read_schema", "OSFile", "memory_map", "from_file", "FileIO", "open_code", "copyfile"),
+    *("copy2", "copytree", "ZipFile", "read_csv", "read_parquet"),
+    *("spec_from_file_location", "run_path", "sendfile"),
     *("load_external_data_for_model", "fdopen", "open_file", "InferenceSession", "read_feather"),
 }
 LOADING = {"numpy", "np", "onnx", "json", "tomllib", "pickle", "marshal", "torch", "joblib", "yaml"}

@@ -57,59 +57,28 @@ def pixels(size: int = 16, channels: int = 3) -> torch.Tensor:
 
 
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
-_ENCODER: dict[str, Any] = {
-    "vocab_size": 40,
+_SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
-    "max_position_embeddings": 32,
 }
+_ENCODER: dict[str, Any] = _SIZES | {"vocab_size": 40, "max_position_embeddings": 32}
 _STILL: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-_DISTIL: dict[str, Any] = {
-    "vocab_size": 40,
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 64,
-}
-_DISTIL |= {"max_position_embeddings": 32, "dropout": 0.0, "attention_dropout": 0.0}
-_GPT2: dict[str, Any] = {
-    "vocab_size": 40,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 32,
-}
-_GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-# Else one gradient of torch belongs to two tensors of a file.
-_GPT2["tie_word_embeddings"] = False
+_DISTIL: dict[str, Any] = {"vocab_size": 40, "dim": 32, "n_layers": 2, "n_heads": 4}
+_DISTIL |= {"hidden_dim": 64, "max_position_embeddings": 32}
+_DISTIL |= {"dropout": 0.0, "attention_dropout": 0.0}
+_GPT2: dict[str, Any] = {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4}
+# Tied embeddings: one gradient of torch would belong to two tensors of a file.
+_GPT2 |= {"n_positions": 32, "tie_word_embeddings": False, "use_cache": False}
+_GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _GROUPED = _ENCODER | {"num_key_value_heads": 2, "use_cache": False}
-_PICTURE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 16,
-    "patch_size": 4,
-}
-_T5: dict[str, Any] = {
-    "vocab_size": 40,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-}
-_WHISPER: dict[str, Any] = {
-    "vocab_size": 40,
-    "num_mel_bins": 8,
-    "d_model": 32,
-    "max_source_positions": 6,
-}
-_WHISPER |= {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+_PICTURE: dict[str, Any] = _SIZES | {"image_size": 16, "patch_size": 4}
+_T5: dict[str, Any] = {"vocab_size": 40, "d_model": 32, "d_kv": 8, "d_ff": 64}
+_T5 |= {"num_layers": 2, "num_heads": 4}
+_WHISPER: dict[str, Any] = {"vocab_size": 40, "num_mel_bins": 8, "d_model": 32}
+_WHISPER |= {"max_source_positions": 6, "encoder_layers": 2}
+_WHISPER |= {"encoder_attention_heads": 4, "encoder_ffn_dim": 64}
 _WHISPER |= {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 

@@ -49,6 +49,11 @@ def case(y: str = "numbers", refused: str = "", x: str = "floats", **arguments: 
     return Case(lambda: arguments, y, x, refused)
 
 
+def alike(names: str, **options: Any) -> dict[str, Case]:
+    """Several classes with the same plain arguments."""
+    return {name: case(**options) for name in names.split()}
+
+
 def around(y: str, refused: str = "", **arguments: Callable[[], Any]) -> Case:
     """A class around others, which are made when they are needed."""
     return Case(lambda: {k: make() for k, make in arguments.items()}, y, "floats", refused)
@@ -60,8 +65,17 @@ def network(kind: str = "Classifier", units: int = 5) -> Any:
 
 
 TRANSFORMERS: dict[str, Case] = {
+    **alike("SelectFdr SelectFpr SelectFwe", alpha=1.0),
+    **alike(
+        "GaussianRandomProjection IncrementalPCA NeighborhoodComponentsAnalysis PCA TruncatedSVD",
+        n_components=3,
+    ),
+    **alike(
+        "CastTransformer FunctionTransformer MaxAbsScaler MinMaxScaler Normalizer "
+        "PolynomialFeatures PowerTransformer RobustScaler StandardScaler TfidfTransformer "
+        "VarianceThreshold"
+    ),
     "Binarizer": case(threshold=0.5),
-    "CastTransformer": case(),
     "ColumnTransformer": Case(
         lambda: {
             "transformers": [
@@ -75,49 +89,59 @@ TRANSFORMERS: dict[str, Case] = {
     "FeatureUnion": Case(
         lambda: {"transformer_list": [("a", new("StandardScaler")), ("b", new("MaxAbsScaler"))]}
     ),
-    "FunctionTransformer": case(),
-    "GaussianRandomProjection": case(n_components=3),
     "GenericUnivariateSelect": case(mode="k_best", param=2),
-    "IncrementalPCA": case(n_components=3),
     "KBinsDiscretizer": case(
         encode="onehot-dense", n_bins=3, quantile_method="averaged_inverted_cdf"
     ),
     "KNNImputer": case(n_neighbors=3),
     "KNeighborsTransformer": case(n_neighbors=3),
     "KernelPCA": case(n_components=3, kernel="rbf"),
-    "MaxAbsScaler": case(),
-    "MinMaxScaler": case(),
-    "NeighborhoodComponentsAnalysis": case(n_components=3),
-    "Normalizer": case(),
     "OneHotEncoder": case(x="categories", sparse_output=False, handle_unknown="ignore"),
     "OrdinalEncoder": case(x="categories"),
-    "PCA": case(n_components=3),
-    "PolynomialFeatures": case(),
-    "PowerTransformer": case(),
     "QuantileTransformer": case(n_quantiles=10),
     "RFE": around("classes", estimator=lambda: new("LogisticRegression")),
     "RFECV": around("classes", estimator=lambda: new("LogisticRegression")),
     "ReplaceTransformer": case(from_value=0.0, to_value=1.0),
-    "RobustScaler": case(),
-    "SelectFdr": case(alpha=1.0),
-    "SelectFpr": case(alpha=1.0),
     "SelectFromModel": around("classes", estimator=lambda: new("LogisticRegression")),
-    "SelectFwe": case(alpha=1.0),
     "SelectKBest": case(k=3),
     "SelectPercentile": case(percentile=60),
     "SimpleImputer": case(x="holes"),
-    "StandardScaler": case(),
     "TargetEncoder": case(x="categories", y="two", target_type="binary"),
-    "TfidfTransformer": case(),
     "TfidfVectorizer": case(x="text", refused="X.* is text", lowercase=False),
-    "TruncatedSVD": case(n_components=3),
-    "VarianceThreshold": case(),
 }
 
 _TREES = "TreeEnsemble(Regressor|Classifier)?"
 
 ESTIMATORS: dict[str, Case] = {
-    "ARDRegression": case(),
+    **alike("MultiTaskElasticNet MultiTaskLasso", y="several", alpha=0.01),
+    **alike("MultiTaskElasticNetCV MultiTaskLassoCV", y="several", cv=2),
+    **alike(
+        "ExtraTreesClassifier GradientBoostingClassifier RandomForestClassifier",
+        y="classes",
+        refused=_TREES,
+        n_estimators=2,
+    ),
+    **alike(
+        "ExtraTreesRegressor GradientBoostingRegressor RandomForestRegressor",
+        refused=_TREES,
+        n_estimators=2,
+    ),
+    **alike("DecisionTreeRegressor ExtraTreeRegressor", refused=_TREES),
+    **alike("DecisionTreeClassifier ExtraTreeClassifier", y="classes", refused=_TREES),
+    **alike("OneClassSVM SGDOneClassSVM", y=""),
+    **alike("GammaRegressor PoissonRegressor TweedieRegressor", y="positive"),
+    **alike("ElasticNet Lasso LassoLars QuantileRegressor", alpha=0.01),
+    **alike("ElasticNetCV LarsCV LassoCV LassoLarsCV OrthogonalMatchingPursuitCV", cv=2),
+    **alike(
+        "ComplementNB LinearDiscriminantAnalysis LinearSVC LogisticRegression MultinomialNB "
+        "PassiveAggressiveClassifier Perceptron RidgeClassifier RidgeClassifierCV SGDClassifier",
+        y="classes",
+    ),
+    **alike(
+        "ARDRegression BayesianRidge GaussianProcessRegressor HuberRegressor Lars LassoLarsIC "
+        "LinearRegression LinearSVR NuSVR OrthogonalMatchingPursuit PassiveAggressiveRegressor "
+        "RANSACRegressor Ridge RidgeCV SGDRegressor SVR"
+    ),
     "AdaBoostClassifier": around("classes", _TREES, n_estimators=lambda: 3),
     "AdaBoostRegressor": around("numbers", _TREES, n_estimators=lambda: 3),
     "BaggingClassifier": around("classes", estimator=network, n_estimators=lambda: 2),
@@ -125,48 +149,21 @@ ESTIMATORS: dict[str, Case] = {
         "numbers", estimator=lambda: network("Regressor"), n_estimators=lambda: 2
     ),
     "BayesianGaussianMixture": case(y="", n_components=2),
-    "BayesianRidge": case(),
     "BernoulliNB": case("classes", "feature_log_prob"),
     "CalibratedClassifierCV": around("classes", estimator=network, cv=lambda: 2),
     "CastRegressor": around("numbers", estimator=lambda: new("LinearRegression")),
     "CategoricalNB": case("classes", "feature_log_proba", x="categories"),
-    "ComplementNB": case("classes"),
-    "DecisionTreeClassifier": case("classes", _TREES),
-    "DecisionTreeRegressor": case(refused=_TREES),
-    "ElasticNet": case(alpha=0.01),
-    "ElasticNetCV": case(cv=2),
-    "ExtraTreeClassifier": case("classes", _TREES),
-    "ExtraTreeRegressor": case(refused=_TREES),
-    "ExtraTreesClassifier": case("classes", _TREES, n_estimators=2),
-    "ExtraTreesRegressor": case(refused=_TREES, n_estimators=2),
-    "GammaRegressor": case("positive"),
     "GaussianMixture": case("", n_components=2),
     "GaussianNB": case("classes", "theta"),
     "GaussianProcessClassifier": case("two", "Solve"),
-    "GaussianProcessRegressor": case(),
-    "GradientBoostingClassifier": case("classes", _TREES, n_estimators=2),
-    "GradientBoostingRegressor": case(refused=_TREES, n_estimators=2),
     "GridSearchCV": around(
         "classes", estimator=network, param_grid=lambda: {"alpha": [0.1, 0.01]}, cv=lambda: 2
     ),
-    "HuberRegressor": case(),
     "IsolationForest": case("", _TREES, n_estimators=2),
     "KNeighborsClassifier": case("classes", "Scan"),
     "KNeighborsRegressor": case(refused="Scan"),
     "KMeans": case("", n_clusters=3),
-    "Lars": case(),
-    "LarsCV": case(cv=2),
-    "Lasso": case(alpha=0.01),
-    "LassoCV": case(cv=2),
-    "LassoLars": case(alpha=0.01),
-    "LassoLarsCV": case(cv=2),
-    "LassoLarsIC": case(),
-    "LinearDiscriminantAnalysis": case("classes"),
-    "LinearRegression": case(),
-    "LinearSVC": case("classes"),
-    "LinearSVR": case(),
     "LocalOutlierFactor": case("", novelty=True),
-    "LogisticRegression": case("classes"),
     "LogisticRegressionCV": case("classes", cv=2, l1_ratios=(0,), use_legacy_attributes=False),
     "MLPClassifier": case("classes", hidden_layer_sizes=(5,), activation="tanh", max_iter=4),
     "MLPRegressor": case(hidden_layer_sizes=(5,), activation="tanh", max_iter=4),
@@ -175,43 +172,18 @@ ESTIMATORS: dict[str, Case] = {
         "several classes", "no float output for a loss", estimator=network
     ),
     "MultiOutputRegressor": around("several", estimator=lambda: network("Regressor")),
-    "MultiTaskElasticNet": case("several", alpha=0.01),
-    "MultiTaskElasticNetCV": case("several", cv=2),
-    "MultiTaskLasso": case("several", alpha=0.01),
-    "MultiTaskLassoCV": case("several", cv=2),
-    "MultinomialNB": case("classes"),
     "NearestNeighbors": case("", "Scan", radius=None),
     "NuSVC": case("classes", "SVMClassifier", nu=0.1),
-    "NuSVR": case(),
-    "OneClassSVM": case(""),
     "OneVsOneClassifier": around("classes", estimator=network),
     "OneVsRestClassifier": around("classes", estimator=network),
-    "OrthogonalMatchingPursuit": case(),
-    "OrthogonalMatchingPursuitCV": case(cv=2),
-    "PassiveAggressiveClassifier": case("classes"),
-    "PassiveAggressiveRegressor": case(),
     "PLSRegression": case("several", n_components=2),
-    "Perceptron": case("classes"),
     "Pipeline": Case(
         lambda: {"steps": [("scaled", new("StandardScaler")), ("network", network())]}, "classes"
     ),
-    "PoissonRegressor": case("positive"),
     "QuadraticDiscriminantAnalysis": case("classes", "rotations"),
-    "QuantileRegressor": case(alpha=0.01),
-    "RANSACRegressor": case(),
     "RadiusNeighborsClassifier": case("classes", "Scan", radius=9.0),
     "RadiusNeighborsRegressor": case(refused="Scan", radius=9.0),
-    "RandomForestClassifier": case("classes", _TREES, n_estimators=2),
-    "RandomForestRegressor": case(refused=_TREES, n_estimators=2),
-    "Ridge": case(),
-    "RidgeCV": case(),
-    "RidgeClassifier": case("classes"),
-    "RidgeClassifierCV": case("classes"),
-    "SGDClassifier": case("classes"),
-    "SGDOneClassSVM": case(""),
-    "SGDRegressor": case(),
     "SVC": case("classes", "SVMClassifier"),
-    "SVR": case(),
     "StackingClassifier": around(
         "classes",
         estimators=lambda: [("a", network()), ("b", network(units=3))],
@@ -226,7 +198,6 @@ ESTIMATORS: dict[str, Case] = {
     ),
     "TheilSenRegressor": case(max_subpopulation=50),
     "TunedThresholdClassifierCV": around("two", estimator=network, cv=lambda: 2),
-    "TweedieRegressor": case("positive"),
     "VotingClassifier": around(
         "classes",
         estimators=lambda: [("a", network()), ("b", network(units=3))],

@@ -61,7 +61,6 @@ def test_its_constraint_and_its_average_stand_after_the_optimizer() -> None:
     trainer = make(
         models.linear(3),
         backend="fused",
-        optimizer="sgd",
         learning_rate=0.1,
         constraint={"coef": {"name": "example_at_most", "bound": 0.1}},
         averaging="example_halfway",

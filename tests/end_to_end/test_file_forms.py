@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from ortflex_core import require_runtime
-from tests.end_to_end.file_forms import FORMS, Outcome, outcome
 from tests.end_to_end.file_networks import FAMILIES
+from tests.end_to_end.file_table import FORMS, Outcome, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporters
 

@@ -142,7 +142,6 @@ def check(network: Any, model: onnx.ModelProto, name: str) -> None:
     trainer = make(
         model,
         loss="softmax_cross_entropy",
-        optimizer="sgd",
         learning_rate=RATE,
         backend="fused",
         batch_size=6,

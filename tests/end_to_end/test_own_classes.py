@@ -1,9 +1,12 @@
-"""A new head of 5 classes trains as torch fine-tunes the same network: the head alone, and all layers."""
+"""A new head of 5 classes trains as torch fine-tunes the same network: the head alone, and all layers.
+
+The networks are small ones of many forms, with a last layer of 10 classes.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,204 @@ from onnx import helper
 torch = pytest.importorskip("torch")
 
 from tests import models, torch_files  # noqa: E402
-from tests.end_to_end import own_classes_cases as cases  # noqa: E402
 from tests.training import make  # noqa: E402
 
 pytestmark = pytest.mark.once
 
-STEPS, RATE, ROWS = 20, 0.05, cases.ROWS
+nn = torch.nn
+ROWS, WIDTH, LENGTH, SIDE = 4, 6, 5, 8
+
+
+class Residual(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Recurrent(nn.Module):
+    """The outputs of a recurrent layer after an embedding."""
+
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+        self.layer = layer(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(x))[0]
+
+
+class Attention(nn.Module):
+    """Token and position embeddings and one transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+        self.positions = nn.Parameter(torch.randn(1, LENGTH, WIDTH))
+        self.query = nn.Linear(WIDTH, 3 * WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mix = nn.Sequential(nn.Linear(WIDTH, 12), nn.GELU("tanh"), nn.Linear(12, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.table(x) + self.positions
+        q, k, v = self.query(self.norm(h)).chunk(3, dim=-1)
+        h = h + torch.softmax(q @ k.transpose(1, 2) / WIDTH**0.5, dim=-1) @ v
+        return h + self.mix(self.norm(h))
+
+
+class Patches(nn.Module):
+    """An image as a sequence of patches with a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, WIDTH, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.patch(x).flatten(2).transpose(1, 2)
+        return self.norm(torch.cat([self.token.expand(h.shape[0], -1, -1), h], dim=1))
+
+
+class Pooled(nn.Module):
+    """The mean over positions or places."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dim=self.axes)
+
+
+class First(nn.Module):
+    """The first position of a sequence."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0]
+
+
+class Grown(nn.Module):
+    """Scores in twice the height and width."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+
+def conv(inputs: int = 3, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(inputs, WIDTH, 3, padding=1, **options)
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+BODIES: dict[str, dict[str, Callable[[], nn.Module]]] = {
+    "vector": {
+        "mlp": lambda: nn.Sequential(linear(), nn.Tanh()),
+        "norms": lambda: nn.Sequential(
+            linear(), nn.LayerNorm(WIDTH), nn.GELU("tanh"), linear(), nn.SiLU()
+        ),
+        "residual": lambda: nn.Sequential(linear(), Residual(nn.Sequential(nn.ELU(), linear()))),
+        "words": lambda: nn.Sequential(nn.Embedding(20, WIDTH), Pooled(1), linear(), nn.Tanh()),
+    },
+    "plane": {
+        "conv": lambda: nn.Sequential(conv(), nn.Tanh()),
+        "groups": lambda: nn.Sequential(conv(), nn.GroupNorm(2, WIDTH), nn.Hardswish()),
+        "depthwise": lambda: nn.Sequential(conv(), nn.SiLU(), conv(WIDTH, groups=WIDTH), nn.SiLU()),
+        "shortcut": lambda: nn.Sequential(conv(), Residual(conv(WIDTH)), nn.AvgPool2d(2)),
+    },
+    "sequence": {
+        "lstm": lambda: Recurrent(nn.LSTM),
+        "gru": lambda: Recurrent(nn.GRU),
+        "attention": Attention,
+        "patches": Patches,
+    },
+}
+HEADS: dict[str, dict[str, Callable[[int], nn.Module]]] = {
+    "vector": {
+        "linear": lambda n: nn.Sequential(nn.Linear(WIDTH, n)),
+        "no bias": lambda n: nn.Sequential(nn.Linear(WIDTH, n, bias=False)),
+        "logarithms": lambda n: nn.Sequential(nn.Linear(WIDTH, n), nn.LogSoftmax(dim=-1)),
+        "hidden": lambda n: nn.Sequential(
+            linear(), nn.ReLU(), nn.Dropout(0.0), nn.Linear(WIDTH, n)
+        ),
+    },
+    "plane": {
+        "places": lambda n: nn.Sequential(nn.Conv2d(WIDTH, n, 1)),
+        "grown": lambda n: nn.Sequential(nn.Conv2d(WIDTH, n, 1), Grown()),
+        "pooled": lambda n: nn.Sequential(Pooled(2, 3), nn.Linear(WIDTH, n)),
+        "pooled scores": lambda n: nn.Sequential(
+            nn.Conv2d(WIDTH, n, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
+        "flat": lambda n: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, n)),
+    },
+    "sequence": {
+        "tags": lambda n: nn.Sequential(nn.Linear(WIDTH, n)),
+        "mean": lambda n: nn.Sequential(Pooled(1), nn.Linear(WIDTH, n)),
+        "first": lambda n: nn.Sequential(First(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, n)),
+        "pooler": lambda n: nn.Sequential(First(), linear(), nn.Tanh(), nn.Linear(WIDTH, n)),
+    },
+}
+_ON_WORDS = ("words", "lstm", "gru", "attention")
+
+
+def forms() -> Iterator[tuple[str, str, str]]:
+    """(kind, body, head) of every network."""
+    for kind, bodies in BODIES.items():
+        for body in bodies:
+            for head in HEADS[kind]:
+                yield kind, body, head
+
+
+def network(kind: str, body: str, head: str) -> tuple[nn.Sequential, torch.Tensor]:
+    """A network in float32 with 10 classes, and 12 rows of its input."""
+    torch.manual_seed(7)
+    net = nn.Sequential(BODIES[kind][body](), HEADS[kind][head](10)).eval()
+    for module in net.modules():
+        if isinstance(module, nn.LayerNorm | nn.GroupNorm):  # exporters merge equal tensors
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    rows = 3 * ROWS
+    if body in _ON_WORDS:
+        return net, torch.randint(0, 20, (rows, LENGTH))
+    image = kind == "plane" or body == "patches"
+    shape = (rows, 3, SIDE, SIDE) if image else (rows, WIDTH)
+    return net, torch.randn(shape)
+
+
+def with_classes(net: nn.Sequential, kind: str, head: str, values: list[Any]) -> None:
+    """Give a network a last layer with 5 classes and these values: M in a layout of files, and b."""
+    place = _last(net[1])
+    layer = HEADS[kind][head](5)[place]
+    weight = torch.from_numpy(values[0].copy())
+    if weight.shape != layer.weight.shape:
+        weight = weight.T.reshape(layer.weight.shape)
+    layer.weight.data = weight.contiguous()
+    if len(values) > 1:
+        layer.bias.data = torch.from_numpy(values[1].copy()).reshape(-1)
+    net[1][place] = layer
+
+
+def _last(head: nn.Module) -> int:
+    return max(k for k, m in enumerate(head) if isinstance(m, nn.Linear | nn.Conv2d))
+
+
+def head_parameters(net: nn.Sequential) -> list[nn.Parameter]:
+    return list(net[1][_last(net[1])].parameters())
+
+
+# Trainings ----------------------------------------------------------------------------------------
+
+
+STEPS, RATE = 20, 0.05
 TOLERANCE = 1e-5
 """Of scores between -3 and 3, in float32."""
-FORMS = list(cases.forms())
+FORMS = list(forms())
 FAST = [
     ("vector", "norms", "logarithms"),
     ("plane", "groups", "pooled scores"),
@@ -39,7 +231,7 @@ def fine_tuned(
     stored: Callable[[onnx.ModelProto], Any] = lambda file: file,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores after 20 steps of SGD, of ortflex and of torch, from one file."""
-    net, x = cases.network(*form)
+    net, x = network(*form)
     file = stored(torch_files.exported(net, x[:ROWS], dynamo=dynamo))
     return compared(net, x, form, file, freeze)[1:]
 
@@ -53,18 +245,11 @@ def compared(
     if head == "tags":
         loss["axis"] = -1
     trainer = make(
-        file,
-        head=5,
-        freeze=freeze,
-        loss=loss,
-        optimizer="sgd",
-        learning_rate=RATE,
-        backend="fused",
-        batch_size=ROWS,
+        file, head=5, freeze=freeze, loss=loss, learning_rate=RATE, backend="fused", batch_size=ROWS
     )
     state = {name: trainer.model.initializer(name) for name in trainer.model.new_head}
-    cases.with_classes(net, kind, head, list(state.values()))
-    weights = cases.head_parameters(net) if freeze else list(net.parameters())
+    with_classes(net, kind, head, list(state.values()))
+    weights = head_parameters(net) if freeze else list(net.parameters())
     optimizer = torch.optim.SGD(weights, lr=RATE)
     shape = net(x).shape
     at = 2 if head == "tags" else 1
@@ -149,7 +334,7 @@ def in_half(net: Any, x: Any, way: str) -> onnx.ModelProto:
 def test_float16_files_train_as_in_torch(way: str, freeze: Any) -> None:
     """Masters are float32; the export has the types of the file, and gives the trained predictions."""
     form = ("plane", "groups", "flat")
-    net, x = cases.network(*form)
+    net, x = network(*form)
     x = x.half().float()
     for value in net.parameters():
         value.data = value.data.half().float()
@@ -185,7 +370,6 @@ def test_two_heads_train_as_in_torch() -> None:
         torch_files.exported(net, x, outputs=["kind", "price"]),
         head={"outputs": 5, "at": "kind"},
         loss={"kind": "softmax_cross_entropy", "price": "squared_error"},
-        optimizer="sgd",
         learning_rate=RATE,
         backend="fused",
     )

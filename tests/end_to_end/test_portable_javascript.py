@@ -37,18 +37,7 @@ from tests.training import regression
 ROOT = Path(__file__).parents[2]
 STEPS = 100
 NAMES = ["W1", "plain"]
-SLOW = [
-    "W2",
-    "W3",
-    "W5",
-    "W6",
-    "W4",
-    "W7",
-    "W8",
-    "vision resnet",
-    "sequence encoder",
-    "sequence gru",
-]
+SLOW = [*(f"W{k}" for k in range(2, 9)), "vision resnet", "sequence encoder", "sequence gru"]
 CASES = [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
 TOLERANCE = 1e-3
 """Of a hundred steps, relative, where kernels differ; of one step it is 1e-5."""
