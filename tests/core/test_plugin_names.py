@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
 from ortflex_core import (
@@ -25,7 +23,7 @@ from ortflex_core import (
 from tests import models
 from tests.installing import Install
 from tests.installing import install as install
-from tests.plugins.commands import ortflex
+from tests.plugins.commands import prepare, refused, works
 from tests.training import make, plugins, regression
 
 pytestmark = pytest.mark.per_python
@@ -208,15 +206,12 @@ def test_a_checkpoint_from_before_the_second_distribution(install: Install, tmp_
 
 
 def test_recipes_and_the_command_line(rival: Plugins, tmp_path: Path) -> None:
-    onnx.save(models.linear(), tmp_path / "m.onnx")
-    x, y = regression()
-    np.savez(tmp_path / "d.npz", X=x, y=y)
-    file = tmp_path / "t.toml"
-    head = 'model = "m.onnx"\ndata = "d.npz"\nepochs = 2\nbackend = "fused"\nprogress = false\n'
-    file.write_text(
-        f'{head}prefer = ["my-package"]\nloss = "squared_error"\n'
-        'optimizer = {name = "ortflex/adam", beta1 = 0.75}\n'
+    head = (
+        'model = "model.onnx"\ndata = "data.npz"\nepochs = 2\nbackend = "fused"\nprogress = false\n'
     )
+    recipe = f'{head}prefer = ["my-package"]\nloss = "squared_error"\n'
+    recipe += 'optimizer = {name = "ortflex/adam", beta1 = 0.75}\n'
+    file = prepare(tmp_path, recipe) / "train.toml"
     loaded = Recipe.load(file, plugins=rival)
     assert loaded.prefer == ("my-package",)
     resolved = loaded.resolved(rival)
@@ -234,16 +229,12 @@ def test_recipes_and_the_command_line(rival: Plugins, tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     chosen = ("schedule=ortflex/constant", "prefer=ortflex")
-    result = ortflex("train", str(file), f"output={out}", *chosen)
-    assert result.exit_code == 0, result.output
+    works("train", str(file), f"output={out}", *chosen)
     text = (out / "recipe.toml").read_text()
     assert 'name = "ortflex/adam"' in text
     assert 'name = "ortflex/squared_error"' in text
     file.write_text(f'{head}loss = "squared_error"\n')
-    result = ortflex("train", str(file), f"output={out}2")
-    assert result.exit_code == 1
-    assert "Use a qualified name" in result.output
-    assert "Traceback" not in result.output
+    assert "Use a qualified name" in refused("train", str(file), f"output={out}2").output
 
 
 # ---------------------------------------------------------------------- gradient rules

@@ -10,11 +10,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from click.testing import CliRunner
 
 from ortflex_core import OrtflexError
-from ortflex_plugins.cli.main import main
 from tests import models
+from tests.plugins.commands import prepare, refused, works
 from tests.training import make, regression
 
 pytestmark = pytest.mark.once
@@ -53,14 +52,11 @@ def test_metrics_without_validation_data_are_remarked_on(caplog: Any) -> None:
 
 
 def test_the_command_line_shows_them(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(models.linear().SerializeToString())
-    np.savez(tmp_path / "d.npz", X=X, y=Y)
-    (tmp_path / "train.toml").write_text(
-        'model = "m.onnx"\nloss = "squared_error"\nlearning_rate = 3.0\nepochs = 2\n'
-        'metrics = ["mae"]\nprogress = false\noutput = "run"\n[data]\nname = "npz"\npath = "d.npz"\n'
+    recipe = (
+        'model = "model.onnx"\nloss = "squared_error"\nlearning_rate = 3.0\nepochs = 2\n'
+        'metrics = ["mae"]\nprogress = false\noutput = "run"\ndata = "data.npz"\n'
     )
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "train.toml")])
-    assert result.exit_code == 0, result.output
+    result = works("train", str(prepare(tmp_path, recipe) / "train.toml"))
     assert "warning: the loss rose from" in result.output
     assert "warning: metrics (mae) are computed on validation data" in result.output
 
@@ -71,12 +67,10 @@ def test_models_and_recipes_that_changed_places(tmp_path: Path, content: bytes |
     (tmp_path / "m.onnx").write_bytes(model if content is None else content)
     (tmp_path / "train.toml").write_bytes(content or b"epochs = 3\n")
     for command in ("check", "init"):
-        result = CliRunner().invoke(main, [command, str(tmp_path / "train.toml")])
-        assert result.exit_code == 1
+        result = refused(command, str(tmp_path / "train.toml"))
         assert "is a recipe" in result.output
         assert "ortflex train" in result.output
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "m.onnx")])
-    assert result.exit_code == 1
+    result = refused("train", str(tmp_path / "m.onnx"))
     if content != b"":
         assert "is an ONNX model, not a recipe: `ortflex init" in result.output
 

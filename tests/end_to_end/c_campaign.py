@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from ortflex_plugins.backends.c.steps import first_state, layout_of
 from ortflex_plugins.c.compiler import FLAGS
 from ortflex_plugins.c.generator import Generated, Layout
 from ortflex_plugins.c.products import Machine
+from tests import children
 from tests.end_to_end.recipe_cases import arguments_of, draw, model_of
 from tests.training import plugins
 
@@ -157,12 +157,10 @@ def run(case: Case, compiler: str, flags: tuple[str, ...], folder: Path) -> byte
     (folder / "step.c").write_text(case.source)
     (folder / "in").write_bytes(case.data)
     command = [compiler, *_FILES, "-march=native", *flags, "step.c", "-o", "step", "-lm"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    made = children.run(command, cwd=folder, seconds=900)
     if made.returncode:
         return f"{compiler}: {made.stderr[:400]}"
-    done = subprocess.run(
-        ["./step", "in", "out"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = children.run(["./step", "in", "out"], cwd=folder, seconds=900)
     if done.returncode not in (0, 3):
         return f"{done.returncode}: {done.stderr[:600]}"
     return (folder / "out").read_bytes()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
-from tests import children
+from tests import children, models
 from tests.benchmarks import gpu, growth, layers, peers_table
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data, weights
@@ -50,19 +50,13 @@ def test_workloads_are_whole(name: str) -> None:
 
 def test_torch_has_the_same_network() -> None:
     torch = pytest.importorskip("torch")
-    import numpy as np
-    import onnxruntime
-
     from tests.benchmarks.torch_network import forward
 
     for workload in WORKLOADS.values():
-        session = onnxruntime.InferenceSession(
-            network(workload).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
         x = data(workload)[0][:3]
         parameters = [torch.from_numpy(p) for p in weights(workload)]
         expected = forward(workload, torch.from_numpy(x), parameters).numpy()
-        (got,) = session.run(None, {"X": x})
+        (got,) = models.predict(network(workload), {"X": x}).values()
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 

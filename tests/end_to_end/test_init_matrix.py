@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import numpy_helper
 
-from ortflex_plugins.cli.main import main
+from tests.plugins.commands import ortflex, works
 
 pytestmark = pytest.mark.per_python
 
@@ -208,7 +207,7 @@ def test_what_init_writes_trains_without_a_warning(
     onnx.save(model(MODELS[name]), "m.onnx")
     data = FORMS[form](tmp_path, arrays(name))
     target = [] if form != "headless" else ["--target", str(len(rows_of(arrays(name))[0]) - 1)]
-    made = CliRunner().invoke(main, ["init", "m.onnx", "--data", data, *target])
+    made = ortflex("init", "m.onnx", "--data", data, *target)
     trains = name in TRAINS[form]
     if not trains:
         assert made.exit_code == 1, Path("train.toml").read_text()
@@ -218,7 +217,6 @@ def test_what_init_writes_trains_without_a_warning(
         assert len(words) > 40
         return
     assert made.exit_code == 0, made.output
-    done = CliRunner().invoke(main, ["train", "train.toml", "output=run", "epochs=2"])
-    assert done.exit_code == 0, done.output
+    done = works("train", "train.toml", "output=run", "epochs=2")
     assert "warning" not in done.output.lower(), done.output
     assert Path("run/trained.onnx").is_file()

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-import onnxruntime
+import onnx
 import pytest
 
 from ortflex_core import Model, OrtflexError, require_runtime
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.sampled
 
 torch = pytest.importorskip("torch")
 
-from tests import torch_files  # noqa: E402
+from tests import models, torch_files  # noqa: E402
 
 nn = torch.nn
 
@@ -292,9 +292,7 @@ def live(net: Any, x: Any, proto: Any, folder: Path) -> None:
     assert any(not np.array_equal(weights[n], a) for n, a in trainer.get_state().items())
     after = trainer.predict(x, "y")
     trainer.export(folder / "trained.onnx")
-    session = onnxruntime.InferenceSession(
-        str(folder / "trained.onnx"), providers=["CPUExecutionProvider"]
-    )
-    np.testing.assert_allclose(session.run(["y"], {"x": x})[0], after, rtol=1e-4, atol=1e-5)
+    served = models.predict(onnx.load(folder / "trained.onnx"), {"x": x})["y"]
+    np.testing.assert_allclose(served, after, rtol=1e-4, atol=1e-5)
     again = make(folder / "trained.onnx", **options)
     np.testing.assert_allclose(again.predict(x, "y"), after, rtol=1e-5, atol=1e-6)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from ortflex_core import Array, gradient_model
@@ -17,7 +16,7 @@ from tests.training import make
 
 torch = pytest.importorskip("torch")
 
-from tests import torch_files  # noqa: E402
+from tests import models, torch_files  # noqa: E402
 from tests.benchmarks.large_networks import Block, Decoder  # noqa: E402
 
 nn = torch.nn
@@ -126,11 +125,10 @@ def check(network: Any, proto: onnx.ModelProto, x: Any) -> None:
     seed = torch.randn(y.shape, generator=torch.Generator().manual_seed(5))
     y.backward(seed)
     model = gradient_model(proto, wrt=names)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = {"x": x.numpy(), "cotangent/y": seed.numpy()}
     feeds |= {n: p.detach().numpy() for n, p in network.named_parameters()}
-    found = session.run([f"gradient/{n}" for n in names], feeds)
-    compare(dict(zip(names, found, strict=True)), network)
+    found = models.predict(model, feeds)
+    compare({n: found[f"gradient/{n}"] for n in names}, network)
 
 
 def batch(name: str) -> tuple[Any, Any]:

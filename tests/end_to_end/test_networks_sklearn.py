@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import Array, ModelError, Recipe, Trainer, internals_of
-from tests.plugins.commands import ortflex
+from tests import models
+from tests.plugins.commands import works
 from tests.training import make, plugins
 
 sklearn = pytest.importorskip("sklearn")
@@ -259,10 +259,7 @@ def test_labels_and_zipmap_follow_the_new_head(name: str, labels: str, zipmap: b
     )
     history = trainer.fit(ROWS, wanted)
     assert history["loss"][-1] < history["loss"][0]
-    session = onnxruntime.InferenceSession(
-        trainer.export().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    found, scores = session.run(None, {session.get_inputs()[0].name: ROWS})
+    found, scores = models.predict(trainer.export(), {"X": ROWS}).values()
     if zipmap:
         assert list(scores[0]) == NEW[labels]
         scores = np.array([list(row.values()) for row in scores])
@@ -319,8 +316,7 @@ def test_a_pipeline_with_strings_trains(build: Any, tmp_path: Path) -> None:
     assert after < min(0.25, before / 2)
     path = tmp_path / "trained.onnx"
     trainer.export(path)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    label, probabilities = session.run(None, {"X": x.astype(object)})
+    label, probabilities = models.predict(onnx.load(path), {"X": x.astype(object)}).values()
     mine = trainer.predict(x)
     np.testing.assert_allclose(mine["probabilities"], probabilities, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(mine["label"], label)
@@ -367,7 +363,6 @@ def test_three_commands_train_a_pipeline_with_strings(
         ("train", "train.toml", "epochs=20", "learning_rate=0.5", 'output="run"'),
         ("predict", "run", "d.npz", "--output", "p.npz"),
     ):
-        result = ortflex(*command)
-        assert result.exit_code == 0, result.output
+        works(*command)
     with np.load("p.npz") as found:
         assert np.mean(found["probabilities"].argmax(axis=1) == y) > 0.95

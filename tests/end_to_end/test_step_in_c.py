@@ -16,14 +16,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 
 from ortflex_core import ModelError, Unsupported, apply_state, open_step
 from ortflex_plugins.c import compiler
 from ortflex_plugins.c.export import export_c
 from ortflex_plugins.c.products import Machine
-from ortflex_plugins.cli.main import main
-from tests import models
+from tests import children, models
+from tests.plugins.commands import works
 from tests.training import make
 
 pytestmark = [
@@ -303,16 +302,9 @@ def test_an_example_trains_to_the_same_bits(language: str, root: Path, tmp_path:
         pytest.skip(f"there is no {program}")
     _, _, folder = exported("classes, adam, schedule", root)
     expected = reference(folder, tmp_path)
-    done = subprocess.run(
-        command.format(python=sys.executable, examples=EXAMPLES, folder=folder),
-        shell=True,
-        cwd=tmp_path,
-        env={**os.environ, **GO_ENVIRONMENT, "GOCACHE": str(tmp_path / "go")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    text = command.format(python=sys.executable, examples=EXAMPLES, folder=folder)
+    env = {**os.environ, **GO_ENVIRONMENT, "GOCACHE": str(tmp_path / "go")}
+    done = children.run(["sh", "-c", text], cwd=tmp_path, env=env, check=True)
     assert "epoch 2: loss" in done.stdout
     assert (tmp_path / "state.safetensors").read_bytes() == expected
 
@@ -325,12 +317,11 @@ def test_the_program_of_the_folder_trains(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "source"
     shutil.copytree(folder, copy)
     subprocess.run(["make", "-C", copy, "clean"], check=True, capture_output=True)
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
-    made = run(["make", "-C", copy, "train", f"CFLAGS={flags} -Werror"])
-    assert made.returncode == 0, made.stderr
+    make_it = ["make", "-C", str(copy), "train", f"CFLAGS={flags} -Werror"]
+    children.run(make_it, check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # it ends without free
-    done = run([copy / "train", "30", "x.bin", "label.bin"], cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    call = [str(copy / "train"), "30", "x.bin", "label.bin"]
+    done = children.run(call, cwd=tmp_path, env=environment, check=True)
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 30
     assert losses[-1] < losses[0]
@@ -377,8 +368,7 @@ def test_the_command_writes_the_folder(tmp_path: Path) -> None:
         'model = "model.onnx"\nloss = "softmax_cross_entropy"\noptimizer = "adam"\n'
         f'batch_size = {ROWS}\nepochs = 2\n[data]\nname = "npz"\npath = "data.npz"\n'
     )
-    found = CliRunner().invoke(main, ["export-step", str(recipe), "--c", "-o", str(tmp_path / "c")])
-    assert found.exit_code == 0, found.output
+    works("export-step", str(recipe), "--c", "-o", str(tmp_path / "c"))
     assert f"#define STEP_ROWS {ROWS}" in (tmp_path / "c" / "step.h").read_text()
     assert not (tmp_path / "c" / "step.onnx").exists()
 
@@ -416,6 +406,7 @@ def digits_network() -> onnx.ModelProto:
 
 
 def sizes(program: Path) -> dict[str, int]:
+    """The bytes of each section."""
     text = subprocess.run(
         ["arm-none-eabi-size", "-A", program], check=True, capture_output=True, text=True
     ).stdout
