@@ -73,10 +73,11 @@ def made(wanted: tuple[str, str]) -> Any:
     return plugins().component(kind, {"name": name, **PARAMETERS.get(name, {})})
 
 
-def each(kind: str, *without: str) -> Any:
-    """The fixture ``component``: every plugin of ours of a kind, but for some."""
+def each(kind: str, *without: str, only: Sequence[str] = ()) -> Any:
+    """The fixture ``component``: every plugin of ours of a kind, but for some, or some alone."""
+    found = [p for p in ours(kind) if p.id not in without and (not only or p.id in only)]
 
-    @pytest.fixture(params=[p for p in ours(kind) if p.id not in without])
+    @pytest.fixture(params=found)
     def component(self: Any, request: Any) -> Any:
         return made(request.param)
 
@@ -209,11 +210,7 @@ class TestMetrics(Known, MetricKit):
 
 class TestMetricsOfClasses(Known, MetricKit):
     with_fields = False
-
-    @pytest.fixture(params=CLASSES)
-    def component(self, request: Any) -> Any:
-        return made(("metrics", request.param))
-
+    component = each("metrics", only=CLASSES)
     expected = gives(np.random.default_rng(1).integers(0, 3, 12))
     predicted = normals(2, 12, 3)
 
@@ -224,11 +221,7 @@ class TestMetricsOfClasses(Known, MetricKit):
 
 class TestMetricsOfTokens(Known, MetricKit):
     with_fields = False
-
-    @pytest.fixture(params=TOKENS)
-    def component(self, request: Any) -> Any:
-        return made(("metrics", request.param))
-
+    component = each("metrics", only=TOKENS)
     expected = gives(np.random.default_rng(1).integers(0, 3, (12, 4)))
     predicted = normals(2, 12, 4, 3)
 
