@@ -89,14 +89,6 @@ def test_cuda_without_cuda() -> None:
             make(models.linear(), device=device)
 
 
-def test_a_backend_that_this_runtime_has_not() -> None:
-    if require_runtime().has_training_session:
-        pytest.skip("this onnxruntime has all of them")
-    trainer = make(models.linear(), backend={"name": "training_session"})
-    with pytest.raises(Unsupported, match=r"training_session cannot train this here(.|\n)*install"):
-        trainer.fit(X, Y)
-
-
 @pytest.mark.parametrize(
     ("model", "loss", "text"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from ortflex_core import (
     OutputError,
     Plugins,
     Trainer,
-    hook,
     internals_of,
 )
 from ortflex_core.kernel.types import Size
@@ -33,24 +33,24 @@ from tests import edited_checkpoints, models
 from tests.core.test_checkpoint_restore import BASE, begun, data
 from tests.training import SaveAt, bits, every_backend, make, plugins, records, regression
 
-OPTIMIZERS = tuple(plugins()["optimizers"].names())
-SCHEDULES = tuple(plugins()["schedules"].names())
-AVERAGES = tuple(plugins()["averages"].names())
-TRANSFORMS = tuple(plugins()["transforms"].names())
-CONSTRAINTS = tuple(plugins()["constraints"].names())
+X, Y = regression(rows=47, features=6)
+
+
+def every(kind: str) -> pytest.MarkDecorator:
+    """One case for each installed component of a kind."""
+    return pytest.mark.parametrize(kind[:-1], plugins()[kind].names())
 
 
 def resumes(model: Any, folder: Path, *steps: int, least: int = 1, **options: Any) -> Trainer:
     """A training each of whose checkpoints goes on to the same bits and the same history."""
-    x, y = regression(rows=47, features=6)
     saver = SaveAt(folder, *steps)
     options = {"epochs": 3, "batch_size": 5, "learning_rate": 0.01} | options
     trainer = make(model, callbacks=[saver], **options)
-    history = records(trainer.fit(x, y))
+    history = records(trainer.fit(X, Y))
     assert len(saver.written) >= least
     for place in saver.written:
         again = Trainer.resume(place, plugins=plugins())
-        found = records(again.fit(x, y))
+        found = records(again.fit(X, Y))
         assert bits(again) == bits(trainer)
         assert [record["epoch"] for record in found] == [1, 2, 3]
         for mine, theirs in zip(found, history, strict=True):
@@ -69,7 +69,7 @@ SESSION = {"sgd", "adam"}  # what TrainingSession has
 
 
 @every_backend
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@every("optimizers")
 @pytest.mark.sampled
 def test_every_optimizer_resumes_to_the_same_bits_with_all_features_of_its_backend(
     backend: str, optimizer: str, tmp_path: Path
@@ -87,7 +87,7 @@ def test_every_optimizer_resumes_to_the_same_bits_with_all_features_of_its_backe
 
 
 @every_backend
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@every("transforms")
 @pytest.mark.sampled
 def test_every_transform_resumes_bit_by_bit(backend: str, transform: str, tmp_path: Path) -> None:
     if backend == "training_session":
@@ -97,8 +97,8 @@ def test_every_transform_resumes_bit_by_bit(backend: str, transform: str, tmp_pa
     resumes(models.mlp(), tmp_path, 4, 12, **options)
 
 
-@pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@every("averages")
+@every("constraints")
 @pytest.mark.sampled
 def test_every_average_and_constraint_resumes_to_the_same_bits(
     average: str, constraint: str, tmp_path: Path
@@ -109,7 +109,7 @@ def test_every_average_and_constraint_resumes_to_the_same_bits(
 
 
 @every_backend
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@every("schedules")
 @pytest.mark.sampled
 def test_every_schedule_resumes_bit_by_bit(backend: str, schedule: str, tmp_path: Path) -> None:
     needs: dict[str, dict[str, Any]] = {
@@ -127,20 +127,13 @@ def test_every_schedule_resumes_bit_by_bit(backend: str, schedule: str, tmp_path
 def with_modes() -> Any:
     """A network with Dropout and BatchNormalization, both in training mode."""
     rng = np.random.default_rng(3)
-    ones, zeros = np.ones(8), np.zeros(8)
+    weights = {"W1": rng.standard_normal((6, 8)) / 3, "W2": rng.standard_normal((8, 1)) / 3}
+    weights |= {name: np.ones(8) for name in ("scale", "var")}
+    weights |= {name: np.zeros(8) for name in ("bias", "mean")}
     return models.parsed(
         "h = MatMul(X, W1)  n = BatchNormalization(h, scale, bias, mean, var)  t = Tanh(n)"
         "  d = Dropout(t, ratio, training)  Y = MatMul(d, W2)",
-        {
-            "W1": rng.standard_normal((6, 8)) / 3,
-            "W2": rng.standard_normal((8, 1)) / 3,
-            "scale": ones,
-            "bias": zeros,
-            "mean": zeros,
-            "var": ones,
-            "ratio": np.array(0.3),
-            "training": np.array(True),
-        },
+        weights | {"ratio": np.array(0.3), "training": np.array(True)},
         outputs="float[N, 1] Y",
     )
 
@@ -148,63 +141,56 @@ def with_modes() -> Any:
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_training_between_two_fits_is_saved_as_well(finished: bool, tmp_path: Path) -> None:
     """After a finished training and a step, and before anything was trained."""
-    x, y = regression(rows=47, features=6)
     trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=2, batch_size=5)
     if finished:
-        trainer.fit(x, y)
-        trainer.step((x[:5], y[:5]))
-    trainer.save(tmp_path / "c")
-    again = Trainer.resume(tmp_path / "c", plugins=plugins())
+        trainer.fit(X, Y)
+        trainer.step((X[:5], Y[:5]))
+    again = Trainer.resume(trainer.save(tmp_path / "c"), plugins=plugins())
     if finished:
-        assert again.step((x[5:9], y[5:9])) == trainer.step((x[5:9], y[5:9]))
-    trainer.fit(x, y)
-    again.fit(x, y)
+        assert again.step((X[5:9], Y[5:9])) == trainer.step((X[5:9], Y[5:9]))
+    trainer.fit(X, Y)
+    again.fit(X, Y)
     assert bits(again) == bits(trainer)
 
 
 def test_data_of_another_length_are_refused(tmp_path: Path) -> None:
-    x, y = regression(rows=47, features=6)
     saver = SaveAt(tmp_path, 13)
-    make(models.mlp(), backend="fused", epochs=2, batch_size=5, callbacks=[saver]).fit(x, y)
+    make(models.mlp(), backend="fused", epochs=2, batch_size=5, callbacks=[saver]).fit(X, Y)
     again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(DataError, match="had 47 rows and 10 steps per epoch, but these data have"):
-        again.fit(x[:46], y[:46])
+        again.fit(X[:46], Y[:46])
 
 
 @every_backend
 def test_restore_brings_a_trainer_back_to_its_checkpoint(backend: str, tmp_path: Path) -> None:
-    x, y = regression(rows=40, features=6)
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=2, learning_rate=0.01)
-    trainer.fit(x, y)
-    folder, before = trainer.save(tmp_path / "c"), trainer.predict(x)
-    trainer.fit(x, y)
+    trainer.fit(X, Y)
+    folder, before = trainer.save(tmp_path / "c"), trainer.predict(X)
+    trainer.fit(X, Y)
     after = bits(trainer)
     trainer.restore(folder)
-    np.testing.assert_array_equal(trainer.predict(x), before)
-    trainer.fit(x, y)
+    np.testing.assert_array_equal(trainer.predict(X), before)
+    trainer.fit(X, Y)
     assert bits(trainer) == after
 
 
 def test_forgetting_the_engine_forgets_nothing_else() -> None:
-    x, y = regression(rows=40, features=6)
     trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=1, learning_rate=0.01)
-    trainer.fit(x, y)
-    state, predicted = bits(trainer), trainer.predict(x)
-    internals_of(trainer).forget_engine()
+    trainer.fit(X, Y)
+    state, predicted, inner = bits(trainer), trainer.predict(X), internals_of(trainer)
+    inner.forget_engine()
     assert trainer.backend_ is None
-    np.testing.assert_allclose(trainer.predict(x), predicted, rtol=1e-6)
-    inner = internals_of(trainer)
-    inner.live.build(inner.setup.open(x, y, None), Size(rows=32, epoch_steps=1))
+    np.testing.assert_allclose(trainer.predict(X), predicted, rtol=1e-6)
+    inner.live.build(inner.setup.open(X, Y, None), Size(rows=32, epoch_steps=1))
     assert bits(trainer) == state
 
 
 def test_set_state_also_sets_parameters_that_are_not_trained_yet() -> None:
-    x, y = regression(rows=40, features=6)
     later = [{"params": "W3", "start_epoch": 5}]
     trainer = make(models.mlp(), backend="fused", groups=later, epochs=1, learning_rate=0.01)
-    trainer.fit(x, y)
+    trainer.fit(X, Y)
     trainer.set_state({"W3": np.zeros((4, 1))})
-    predicted = trainer.predict(x)
+    predicted = trainer.predict(X)
     np.testing.assert_array_equal(predicted, np.broadcast_to(predicted[0], predicted.shape))
 
 
@@ -215,17 +201,14 @@ def test_set_state_also_sets_parameters_that_are_not_trained_yet() -> None:
 def test_every_checkpoint_around_the_start_of_a_group_resumes(
     start: int, optimizer: str, averaging: Any, tmp_path: Path
 ) -> None:
-
-    class Saving:
-        @hook
-        def settled(self, trainer: Any, progress: Any) -> None:
-            trainer.save(tmp_path / f"{progress.step}-{progress.epoch}")
+    def settled(trainer: Any, progress: Any) -> None:
+        trainer.save(tmp_path / f"{progress.step}-{progress.epoch}")
 
     x, y = regression(rows=24, features=6)
     options: dict[str, Any] = {"backend": {"name": "fused", "steps_per_run": 1}, "epochs": 4}
     options |= {"optimizer": optimizer, "averaging": averaging, "batch_size": 8}
     options |= {"groups": [{"params": "W3", "start_epoch": start}], "learning_rate": 0.01}
-    whole = make(models.mlp(), callbacks=[Saving()], **options)
+    whole = make(models.mlp(), callbacks=[settled], **options)
     whole.fit(x, y)
     folders_written = sorted(tmp_path.iterdir())
     assert len(folders_written) == 16  # after each of 12 steps, and at the ends of 4 epochs
@@ -382,10 +365,9 @@ def test_other_frozen_weights_are_refused_by_name(
     other = with_frozen(model, frozen, 1.0)
     begun(tmp_path / "c", model, **HEAD)
     trainer = make(other, **FROZEN)
-    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
-        trainer.restore(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
-        Trainer.resume(tmp_path / "c", plugins=plugins(), model=other)
+    for read in (trainer.restore, partial(Trainer.resume, plugins=plugins(), model=other)):
+        with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
+            read(tmp_path / "c")
     with caplog.at_level(logging.WARNING, "ortflex"):
         trainer.restore(tmp_path / "c", strict=False)
     assert f"not trained: {frozen}" in caplog.text

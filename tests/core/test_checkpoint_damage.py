@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Array, CheckpointError, OrtflexError, Saved, Trainer, hook, internals_of
+from ortflex_core import Array, CheckpointError, OrtflexError, Saved, Trainer, internals_of
 from ortflex_core.training.artifacts import checkpoint
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
@@ -37,19 +37,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class SaveAll:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @hook
-    def settled(self, trainer: Trainer, progress: Any) -> None:
-        place = self.folder / f"step-{progress.step:09d}"
+def write(folder: Path) -> list[Path]:
+    def settled(trainer: Trainer, progress: Any) -> None:
+        place = folder / f"step-{progress.step:09d}"
         if not place.exists():
             trainer.save(place)
 
-
-def write(folder: Path) -> list[Path]:
-    callbacks = [*SETTINGS["callbacks"], SaveAll(folder)]
+    callbacks = [*SETTINGS["callbacks"], settled]
     trainer = make(models.mlp((3, 4, 1)), **SETTINGS | {"callbacks": callbacks})
     trainer.folder = folder
     trainer.fit(*regression(rows=12, features=3))
@@ -312,12 +306,8 @@ def test_every_key_that_is_missing_is_an_error_or_makes_no_difference(folder: Pa
 
 # ---------------------------------------------------------------------- what callbacks keep
 
-SHAPE: dict[str, Any] = {
-    "count": int,
-    "best": float | None,
-    "names": list[str],
-    "worst": np.ndarray,
-}
+SHAPE: dict[str, Any] = {"count": int, "best": float | None}
+SHAPE |= {"names": list[str], "worst": np.ndarray}
 
 
 def kept(**changes: Any) -> Saved:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Array, CheckpointError, DataError, ThreadGroup, Trainer, hook, internals_of
+from ortflex_core import Array, CheckpointError, DataError, ThreadGroup, Trainer, internals_of
 from ortflex_core.compiler.problem import parameters as selection
 from ortflex_core.kernel import digests
 from ortflex_core.training import differences
@@ -85,13 +85,20 @@ OTHERS: list[tuple[str, Any]] = [
     ("batch_norm", "freeze"),
     ("update_bn", True),
     *(("dropout", ratio) for ratio in ("off", 0.25)),
-    ("gradients", ["examples"]),
+    ("gradients", [next(entry.name for entry in plugins()["gradients"])]),
     ("prefer", ["ortflex-example"]),
     ("free_batch", True),
     ("sync_every", 2),
     ("precision", {"name": "fp16_mixed", "dynamic": False}),
     ("adapters", [{"name": "lora", "alpha": 8.0, "targets": ["W2"]}]),
 ]
+
+# What a training has before it that is not BASE's: adapters of the same tensors, on another scale.
+OF_OTHERS: dict[str, dict[str, Any]] = {
+    "free_batch": {"batch_size": 4},
+    "batch_norm": {},
+    "adapters": {"params": ["W1"], "adapters": [{"name": "lora", "targets": ["W2"]}]},
+}
 
 # Those that make another model.
 EDITS: list[tuple[str, Any]] = [
@@ -137,24 +144,18 @@ SPELLINGS: list[tuple[str, Any]] = [
 ]
 
 
-class SaveOnce:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.saved = folder, False
-
-    @hook
-    def settled(self, trainer: Trainer, progress: Any) -> None:
-        if progress.epoch == 1 and not self.saved:
-            trainer.save(self.folder)
-            self.saved = True
-
-
 def data() -> tuple[Array, Array]:
     return regression(rows=24, features=6)
 
 
 def begun(folder: Path, model: Any = None, given: Any = None, **options: Any) -> Trainer:
     """A training that has ended, and has saved itself in the middle."""
-    trainer = make(model or models.mlp(), callbacks=[SaveOnce(folder)], **{**BASE, **options})
+
+    def settled(trainer: Trainer, progress: Any) -> None:
+        if progress.epoch == 1 and not folder.exists():
+            trainer.save(folder)
+
+    trainer = make(model or models.mlp(), callbacks=[settled], **{**BASE, **options})
     trainer.fit(*(given or data()))
     return trainer
 
@@ -182,13 +183,6 @@ def test_other_edits_make_another_model(name: str, value: Any, saved: tuple[Path
             other.restore(saved[0], strict=strict)
 
 
-def usual(name: str, value: Any) -> Any:
-    """A value that this table has for every installation."""
-    if name == "gradients":
-        return [next(entry.name for entry in plugins()["gradients"])]
-    return value
-
-
 @pytest.mark.parametrize(("name", "value"), OTHERS)
 def test_another_argument_is_refused_and_named(
     name: str,
@@ -196,24 +190,20 @@ def test_another_argument_is_refused_and_named(
     saved: tuple[Path, Trainer],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder, _ = saved
-    model = models.mlp()
+    folder, model = saved[0], models.mlp()
+    options, before_it = {**BASE, name: value}, OF_OTHERS.get(name)
     if name == "free_batch":
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-        folder = folder.with_name("fixed")
-        if not folder.exists():
-            begun(folder, model, batch_size=4)
     if name == "batch_norm":
-        model, folder = models.normalized(model), folder.with_name("normalized")
-        if not folder.exists():
-            begun(folder, model)
-    options = {**BASE, name: usual(name, value)}
-    if name == "adapters":  # of the same tensors, on another scale
-        folder, options["params"] = folder.with_name("adapted"), ["W1"]
-        if not folder.exists():
-            begun(folder, params=["W1"], adapters=[{"name": "lora", "targets": ["W2"]}])
+        model = models.normalized(model)
+    if name == "adapters":
+        options["params"] = ["W1"]
     if name == "sync_every":
         options["distributed"] = ThreadGroup()
+    if before_it is not None:
+        folder = folder.with_name(name)
+        if not folder.exists():
+            begun(folder, model, **before_it)
     trainer = make(model, **options)
     before = trainer.get_state()
     with pytest.raises(CheckpointError, match=rf"{name}[.:\w]* was .+, is ") as error:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from ortflex_core import Array, Trace, Trainer, build, dropout, gradients
 from ortflex_core.compiler.graph.counter_rng import _key, _squares
@@ -112,19 +112,15 @@ def test_more_rows_keep_the_mask_of_the_first() -> None:
     np.testing.assert_array_equal(drawn(9, 4)["mask"][:5], drawn(5, 4)["mask"])
 
 
-def model(ratio: float = 0.3, training: bool = True) -> onnx.ModelProto:
-    made = models.parsed(
-        "d = Dropout(x, ratio, training)  y = MatMul(d, W)",
-        {
-            "W": np.random.default_rng(1).normal(size=(20, 1)),
-            "ratio": np.array(ratio),
-            "training": np.array(training),
-        },
-        "float[N, 20] x",
-        "float[N, 1] y",
-        opset=13,
-    )
-    made.graph.node[0].name = "drop"
+def model(before: str = "", ratio: float = 0.3, **more: float) -> onnx.ModelProto:
+    """``Dropout(x) @ W``; ``before`` may compute whether it is in training mode."""
+    weights = {"W": np.random.default_rng(1).normal(size=(20, 1)), "ratio": np.array(ratio)}
+    weights |= {name: np.array(value) for name, value in more.items()}
+    if not before and "training" not in more:
+        weights["training"] = np.array(True)
+    body = f"{before}d = Dropout(x, ratio, training)  y = MatMul(d, W)"
+    made = models.parsed(body, weights, "float[N, 20] x", "float[N, 1] y", opset=13)
+    made.graph.node[-2].name = "drop"
     return made
 
 
@@ -155,9 +151,9 @@ def test_the_recipe_overrides_the_file() -> None:
     for label, proto, options in (
         ("off", model(), {"dropout": "off"}),
         ("inference", model(training=False), {}),
-        ("zero", model(0.0), {}),
-        ("file", model(0.3), {}),
-        ("number", model(0.8, training=False), {"dropout": 0.3}),
+        ("zero", model(ratio=0.0), {}),
+        ("file", model(ratio=0.3), {}),
+        ("number", model(ratio=0.8, training=False), {"dropout": 0.3}),
     ):
         ours = trainer(proto=proto, **options)
         ours.fit(X, Y)
@@ -170,20 +166,15 @@ def test_the_recipe_overrides_the_file() -> None:
 
 def test_a_computed_mode_is_followed_in_every_batch() -> None:
     """The file decides from the data whether the node drops."""
-    states = {}
+    mode = "m = ReduceMax<keepdims = 0>(x)  training = Greater(m, limit)  "
+    states = []
     for label, limit in (("file", -1e9), ("off", 1e9)):
-        proto = model()
-        proto.graph.initializer.append(numpy_helper.from_array(np.float32(limit), "limit"))
-        for k, step in enumerate((("ReduceMax", ["x"], "m"), ("Greater", ["m", "limit"], "mode"))):
-            more = {"keepdims": 0} if step[0] == "ReduceMax" else {}
-            proto.graph.node.insert(k, helper.make_node(step[0], step[1], [step[2]], **more))
-        proto.graph.node[2].input[2] = "mode"
-        for name, other in (("computed", proto), ("known", model())):
-            ours = trainer(proto=other, dropout=label if name == "known" else "file")
+        for proto, option in ((model(mode, limit=limit), "file"), (model(), label)):
+            ours = trainer(proto=proto, dropout=option)
             ours.fit(X, Y)
-            states[label, name] = ours.get_state()["W"]
-        np.testing.assert_allclose(states[label, "computed"], states[label, "known"], rtol=1e-6)
-    assert np.abs(states["file", "known"] - states["off", "known"]).max() > 1e-3
+            states.append(ours.get_state()["W"])
+        np.testing.assert_allclose(states[-2], states[-1], rtol=1e-6)
+    assert np.abs(states[1] - states[3]).max() > 1e-3
 
 
 def test_predictions_drop_nothing() -> None:
@@ -194,12 +185,13 @@ def test_predictions_drop_nothing() -> None:
 
 def test_losses_of_samples_are_those_of_the_evaluation() -> None:
     """In inference mode, of a file in training mode, too."""
-    ones = {name: np.ones(3) for name in ("scale", "mean", "var")}
+    weights = {name: np.ones(3) for name in ("scale", "mean", "var")}
+    weights |= {"shift": np.zeros(3), "w": np.ones((3, 1))}
+    weights |= {"ratio": np.array(0.5), "training": np.array(True)}
     model = models.parsed(
         "n, m, v = BatchNormalization<training_mode = 1>(x, scale, shift, mean, var)"
         "  d = Dropout(n, ratio, training)  y = MatMul(d, w)",
-        {**ones, "shift": np.zeros(3), "w": np.ones((3, 1))}
-        | {"ratio": np.array(0.5), "training": np.array(True)},
+        weights,
         "float[N, 3] x",
         "float[N, 1] y",
     )
