@@ -109,47 +109,44 @@ def claimed() -> ModelProto:
     """A vector whose length the file claims to be a symbol."""
     body = vector("a", 10**9) + "b = Mul(a, a1) r = ConstantOfShape(b) q = Add(r, r) "
     model = parsed(number("a1", 1) + body + added("q"))
-    info = onnx.helper.make_tensor_value_info("r", 1, ["N"])
-    model.graph.value_info.append(info)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, ["N"]))
     return model
 
 
 INNER = RANGE + added(into="")
 CALLED = function(RANGE + added(into="u = Add(v, s)"))
-BODIES = {
-    "Range of 10^7": counting(10**7) + added(),
-    "Range of 10^8": counting(10**8) + added(),
-    "Range of 10^10": counting(10**10) + added(),
-    "Range of 2^62": counting(2**62) + added(),
-    "Range of floats": counting(1, "float", 1e-9) + added(),
-    "Range backwards": counting(-(10**9), step=-1) + added(),
-    "Range in a loop": loop(INNER + "u = Add(v, s)"),
-    "ConstantOfShape": vector("c", 10**10) + "r = ConstantOfShape(c) " + added(),
+BILLION = vector("c", 10**9)
+ONE = number("z", 1, "float")
+HOT = number("d", 10**9) + vector("v", 0, 1, kind="float") + vector("i", 1, 2)
+RESULTS = {
+    "Range of 10^7": counting(10**7),
+    "Range of 10^8": counting(10**8),
+    "Range of 10^10": counting(10**10),
+    "Range of 2^62": counting(2**62),
+    "Range of floats": counting(1, "float", 1e-9),
+    "Range backwards": counting(-(10**9), step=-1),
+    "ConstantOfShape": vector("c", 10**10) + "r = ConstantOfShape(c) ",
     "ConstantOfShape of a product": vector("c", 10**5)
-    + "d = Mul(c, c) r = ConstantOfShape(d) q = Add(r, r) "
-    + added("q"),
-    "Expand": vector("c", 10**9)
-    + number("z", 1, "float")
-    + "r = Expand(z, c) q = Mul(r, r) "
-    + added("q"),
-    "Tile": vector("c", 10**5, 10**5) + "r = Tile(w, c) " + added(),
-    "Pad": vector("c", 10**9, 0, 10**9, 0) + "r = Pad(w, c) " + added(),
-    "Resize": vector("c", 1e5, 1e5, kind="float") + "r = Resize(w, , c) " + added(),
-    "OneHot": number("d", 10**9)
-    + vector("v", 0, 1, kind="float")
-    + vector("i", 1, 2)
-    + f"r = OneHot(i, d, v) {added()}",
-    "EyeLike": vector("c", 30000, 30000) + "q = ConstantOfShape(c) r = EyeLike(q) " + added(),
-    "HannWindow": number("k", 10**9) + "r = HannWindow(k) " + added(),
-    "Gather": vector("c", 10**9)
-    + f"q = ConstantOfShape <value = int64[1] {{0}}> (c) r = Gather(w, q) {added()}",
-    "Where": vector("c", 10**9) + "q = ConstantOfShape <value = bool[1] {1}> (c) "
-    f"z = Constant <value = float {{1}}> () r = Where(q, z, z) {added()}",
+    + "d = Mul(c, c) q = ConstantOfShape(d) r = Add(q, q) ",
+    "Expand": BILLION + ONE + "q = Expand(z, c) r = Mul(q, q) ",
+    "Tile": vector("c", 10**5, 10**5) + "r = Tile(w, c) ",
+    "Pad": vector("c", 10**9, 0, 10**9, 0) + "r = Pad(w, c) ",
+    "Resize": vector("c", 1e5, 1e5, kind="float") + "r = Resize(w, , c) ",
+    "OneHot": HOT + "r = OneHot(i, d, v) ",
+    "EyeLike": vector("c", 30000, 30000) + "q = ConstantOfShape(c) r = EyeLike(q) ",
+    "HannWindow": number("k", 10**9) + "r = HannWindow(k) ",
+    "Gather": BILLION + "q = ConstantOfShape <value = int64[1] {0}> (c) r = Gather(w, q) ",
+    "Where": BILLION + ONE + "q = ConstantOfShape <value = bool[1] {1}> (c) r = Where(q, z, z) ",
+}
+"""The steps to a tensor ``r``, of which the largest value is added to the output."""
+BODIES = {
+    **{name: steps + added() for name, steps in RESULTS.items()},
+    "Range in a loop": loop(INNER + "u = Add(v, s)"),
     "Concat of values": "t0 = Shape(w) "
     + repeated("<b> = Concat <axis = 0> (<a>, <a>)", 25).partition("s = ReduceMax")[0]
     + added("t25"),
     "a Loop without an end": loop("u = Add(v, v)", 10**12),
-    "Scan": vector("c", 10**9, 1) + number("o", 1, "float") + "e = Expand(o, c) y, k = Scan (m, e) "
+    "Scan": vector("c", 10**9, 1) + ONE + "e = Expand(z, c) y, k = Scan (m, e) "
     "<num_scan_inputs = 1, body = b (float[N, 1] v, float[1] a) => (float[N, 1] u, float[1] d) "
     "{ u = Add(v, a) d = Identity(a) }>",
     "ranks by Unsqueeze": vector("a", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,23 @@ from tests.core.test_program import conditional
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
 
 
+def traced(names: Iterable[str], dtype: Any, shape: Any, mystery: int | None = None) -> Any:
+    """A trace and inputs of it; ``mystery`` is the opset of a domain of others."""
+    trace = Trace({"": 17} if mystery is None else {"": 17, "com.example": mystery})
+    return trace, *(trace.input(name, dtype, shape) for name in names)
+
+
+def value_of(trace: Trace, tensors: dict[str, Tensor], **arrays: Any) -> dict[str, Any]:
+    return run(build(trace, tensors, name="p"), arrays)
+
+
 def test_several_uses_are_summed() -> None:
     x = {"x": data(2, 3)}
     check(lambda op, x: op.Exp(x) * x + op.Sin(x) / (2 + op.Abs(x)) - x, x, opset=17)
 
 
 def test_a_product_with_itself_is_one_contribution() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float32, (3,))
+    trace, x = traced("x", np.float32, (3,))
     seed = trace.input("seed", np.float32, (3,))
     (slope,) = gradients([(x * x, seed)], [x], RULES)
     program = build(trace, {"slope": slope}, name="p")
@@ -48,15 +58,13 @@ def test_broadcasting_is_undone(shape: tuple[int, ...], known: Any) -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_one_graph_serves_every_batch(rows: int) -> None:
     """A symbolic batch may be of size 1 without being taken for a broadcast."""
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float64, ("N", 3))
+    trace, x = traced("x", np.float64, ("N", 3))
     w = trace.input("w", np.float64, (1, 3))
     loss = trace.op.ReduceSum(trace.op.Tanh(x * w), keepdims=0)
     dx, dw = gradients([(loss, None)], [x, w], RULES)
-    program = build(trace, {"dx": dx, "dw": dw}, name="p")
     arrays = {"x": data(rows, 3), "w": data(1, 3, seed=1)}
     slope = 1 - np.tanh(arrays["x"] * arrays["w"]) ** 2
-    got = run(program, arrays)
+    got = value_of(trace, {"dx": dx, "dw": dw}, **arrays)
     np.testing.assert_allclose(got["dx"], slope * arrays["w"], rtol=1e-12)
     np.testing.assert_allclose(got["dw"], (slope * arrays["x"]).sum(0, keepdims=True), rtol=1e-12)
 
@@ -66,9 +74,8 @@ def test_two_symbols_may_or_may_not_be_equal(sizes: tuple[int, int]) -> None:
     trace = Trace({"": 17})
     x, y = (trace.input(n, np.float64, (n.upper(),)) for n in "xy")
     dx, dy = gradients([(x * y, None)], [x, y], RULES)
-    program = build(trace, {"dx": dx, "dy": dy}, name="p")
     a, b = (data(n, seed=k) for k, n in enumerate(sizes))
-    got = run(program, {"x": a, "y": b})
+    got = value_of(trace, {"dx": dx, "dy": dy}, x=a, y=b)
     whole = np.broadcast_shapes(a.shape, b.shape)
     for mine, other, name in ((a, b, "dx"), (b, a, "dy")):
         each = np.broadcast_to(other, whole)
@@ -87,40 +94,36 @@ def test_seeds_may_be_smaller_than_the_root(shape: tuple[int, ...]) -> None:
 
 
 def test_several_roots_add_up_and_one_may_be_the_parameter_itself() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float64, (3,))
+    trace, x = traced("x", np.float64, (3,))
     seed = trace.constant(np.array([1.0, 2.0, 3.0]))
     roots = [(trace.op.Exp(x), None), (x, seed), (trace.op.Exp(x), seed)]
     (slope,) = gradients(roots, [x], RULES)
     values = data(3)
-    got = run(build(trace, {"slope": slope}, name="p"), {"x": values})["slope"]
+    got = value_of(trace, {"slope": slope}, x=values)["slope"]
     np.testing.assert_allclose(got, (1 + np.arange(1, 4)) * np.exp(values) + np.arange(1, 4))
 
 
 def test_an_inner_tensor_can_be_differentiated_by_together_with_its_inputs() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float64, (3,))
+    trace, x = traced("x", np.float64, (3,))
     y = trace.op.Exp(x)
     dy, dx = gradients([(y * y * y, None)], [y, x], RULES)
     values = data(3)
-    got = run(build(trace, {"dy": dy, "dx": dx}, name="p"), {"x": values})
+    got = value_of(trace, {"dy": dy, "dx": dx}, x=values)
     np.testing.assert_allclose(got["dy"], 3 * np.exp(2 * values))
     np.testing.assert_allclose(got["dx"], 3 * np.exp(3 * values))
 
 
 def test_gradients_can_be_differentiated_again() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float64, (4,))
+    trace, x = traced("x", np.float64, (4,))
     (once,) = gradients([(trace.op.Sin(x) * x, None)], [x], RULES)
     (twice,) = gradients([(once, None)], [x], RULES)
     values = data(4)
-    got = run(build(trace, {"twice": twice}, name="p"), {"x": values})["twice"]
+    got = value_of(trace, {"twice": twice}, x=values)["twice"]
     np.testing.assert_allclose(got, 2 * np.cos(values) - values * np.sin(values), rtol=1e-12)
 
 
 def test_host_scalars_pass_through_as_factors() -> None:
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float32, (3,))
+    trace, x = traced("x", np.float32, (3,))
     rate = Host.symbol("rate")
     (slope,) = gradients([(rate * (x * x), None)], [x], RULES)
     program = build(trace, {"slope": slope}, name="p")
@@ -129,8 +132,7 @@ def test_host_scalars_pass_through_as_factors() -> None:
 
 
 def test_only_what_lies_between_is_visited() -> None:
-    trace = Trace({"": 17})
-    x, other = (trace.input(n, np.float32, (3,)) for n in ("x", "other"))
+    trace, x, other = traced(("x", "other"), np.float32, (3,))
     aside = trace.op.Sign(other)
     before = len(trace.nodes)
     (slope,) = gradients([(x * aside, None)], [x], RULES)
@@ -144,8 +146,7 @@ def unknown(trace: Trace, x: Tensor, name: str = "") -> Tensor:
 
 
 def test_the_error_about_a_missing_rule_has_the_path_and_what_to_do() -> None:
-    trace = Trace({"": 17, "com.example": 3})
-    w = trace.input("dense/W", np.float32, (3,))
+    trace, w = traced(["dense/W"], np.float32, (3,), mystery=3)
     y = unknown(trace, trace.op.Exp(w), name="block3")
     with pytest.raises(NoGradientRule) as caught:
         gradients([(trace.op.ReduceSum(y), None)], [w], RULES)
@@ -157,18 +158,16 @@ def test_the_error_about_a_missing_rule_has_the_path_and_what_to_do() -> None:
 
 
 def test_an_unknown_operator_aside_does_no_harm() -> None:
-    trace = Trace({"": 17, "com.example": 1})
-    w, x = (trace.input(n, np.float32, (3,)) for n in ("w", "x"))
+    trace, w, x = traced("wx", np.float32, (3,), mystery=1)
     gradients([(w * unknown(trace, x), None)], [w], RULES)
 
 
 def test_rules_of_plugins_are_added_to_the_built_in_rules() -> None:
-    trace = Trace({"": 17, "com.example": 1})
-    w = trace.input("w", np.float32, (3,))
+    trace, w = traced(["w"], np.float32, (3,), mystery=1)
     mine = Rules()
     mine.rule("Mystery", domain="com.example")(lambda op, node, g: [3 * g])
     (slope,) = gradients([(unknown(trace, w), None)], [w], RuleTable({**FAMILIES, "mine": mine}))
-    got = run(build(trace, {"slope": slope}, name="p"), {"w": np.zeros(3, np.float32)})["slope"]
+    got = value_of(trace, {"slope": slope}, w=np.zeros(3, np.float32))["slope"]
     np.testing.assert_array_equal(got, np.full(3, 3.0))
 
 
@@ -180,8 +179,7 @@ def test_rules_of_plugins_are_added_to_the_built_in_rules() -> None:
     ],
 )
 def test_operators_that_stop_the_gradient_on_every_path_are_named(formula: Any, named: str) -> None:
-    trace = Trace({"": 17})
-    w = trace.input("w", np.float32, (3, 2))
+    trace, w = traced("w", np.float32, (3, 2))
     text = rf"no gradient reaches 'w' \[3, 2\]: .* without a gradient \({named}\)$"
     with pytest.raises(NotDifferentiable, match=text):
         gradients([(formula(trace.op, w), None)], [w], RULES)
@@ -194,8 +192,7 @@ def test_a_path_without_gradient_leaves_the_other_paths() -> None:
 
 
 def test_a_parameter_that_leads_nowhere_is_an_error() -> None:
-    trace = Trace({"": 17})
-    w, v = (trace.input(n, np.float32, (3,)) for n in "wv")
+    _, w, v = traced("wv", np.float32, (3,))
     with pytest.raises(GraphError, match="'v' does not reach the output, so it has no gradient"):
         gradients([(w * 2, None)], [w, v], RULES)
     with pytest.raises(GraphError, match="at least one root"):
@@ -209,8 +206,8 @@ def test_a_parameter_read_by_a_subgraph_is_not_overlooked(taken: bool) -> None:
     w = trace.input("w", np.float32, ("N", 3))
     y = conditional(trace, flag, 2 * w, "captured") + w
     (slope,) = gradients([(y, None)], [w], RULES)
-    program = build(trace, {"slope": slope}, name="p")
-    got = run(program, {"flag": np.array(taken), "w": np.ones((2, 3), np.float32)})
+    given = {"flag": np.array(taken), "w": np.ones((2, 3), np.float32)}
+    got = value_of(trace, {"slope": slope}, **given)
     np.testing.assert_array_equal(got["slope"], np.full((2, 3), 3.0))
 
 
@@ -278,8 +275,7 @@ def test_gradients_that_nothing_needs_are_not_computed() -> None:
         assert (node.op_type, node.needs(0), node.needs(1)) == ("Mul", False, True)
         return [lambda: made.append(0), lambda: g * node.inputs[0]]
 
-    trace = Trace({"": 17})
-    x, w = (trace.input(n, np.float32, (3,)) for n in "xw")
+    _, x, w = traced("xw", np.float32, (3,))
     gradients([(x * w, None)], [w], RuleTable({"mine": rules}))
     assert made == []
 
@@ -293,16 +289,14 @@ def test_a_rule_sees_attributes_with_their_defaults() -> None:
         seen.update(a=node.alpha, b=node.transB, c=node.input(2), d=node.no_such_attribute)
         return [g, None]
 
-    trace = Trace({"": 17})
-    x = trace.input("x", np.float32, (3, 3))
+    trace, x = traced("x", np.float32, (3, 3))
     gradients([(trace.op.Gemm(x, x, transB=1), None)], [x], RuleTable({"mine": rules}))
     assert seen == {"a": 1.0, "b": 1, "c": None, "d": None}
 
 
 def test_a_stopped_gradient_is_a_constant_and_costs_no_node() -> None:
     """d/dx x·stop(x²) = x²; what depends on a stopped value alone has no gradient."""
-    trace = Trace({"": 17})
-    x, z = (trace.input(name, np.float64, (3,)) for name in "xz")
+    trace, x, z = traced("xz", np.float64, (3,))
     op = trace.op
     y = x * op.stop_gradient(x * x) + op.stop_gradient(z)
     assert op.stop_gradient(z) is op.stop_gradient(z)

@@ -50,9 +50,8 @@ def several(root: Path, table: list[Broken]) -> dict[str, Path]:
     for k, broken in enumerate(table):
         group = "ortflex" if broken.kind == "ortflex" else f"ortflex.{broken.kind}"
         name = f"broken-{broken.kind}-{k}"
-        out[name] = write(
-            root, name, broken.code, {group: {f"plugin{k}": f"{module_of(name)}:Plugin"}}
-        )
+        point = {f"plugin{k}": f"{module_of(name)}:Plugin"}
+        out[name] = write(root, name, broken.code, {group: point})
     return out
 
 
@@ -71,6 +70,8 @@ def test_broken_plugins_are_errors_only_if_they_are_requested(kind: str, tmp_pat
                 continue
             assert text is not None, f"{kind} that {broken.how} was taken"
             assert f"broken-{kind}-{k} 1.0" in text, f"{kind} that {broken.how}: {text}"
+    assert issubclass(BrokenPlugin, PluginError)
+    assert issubclass(PluginError, OrtflexError)
 
 
 @pytest.mark.parametrize("kind", ["losses", "gradients", "backends", "ortflex"])
@@ -83,11 +84,18 @@ def test_ctrl_c_at_import_is_ctrl_c(kind: str, install: Install) -> None:
         trained(Plugins.discover(), **{"loss": "huber", "backend": "auto", **asked})
 
 
+def train_with(install: Install, *per_sample: str) -> None:
+    """Train with the loss 'mine' of the distribution mine, whose formula has these lines."""
+    head = f"{HEAD}\nkept = []\n@whole\nclass Plugin(Loss):\n    def per_sample"
+    body = "".join(f"\n        {line}" for line in per_sample)
+    code = f"{head}(self, op, predicted, expected):{body}"
+    install("mine", code, {"ortflex.losses": {"mine": "mine_module:Plugin"}})
+    trained(Plugins.discover(), loss="mine")
+
+
 def test_ctrl_c_in_a_formula_is_ctrl_c(install: Install) -> None:
-    code = f"{HEAD}\n@whole\nclass Plugin(Loss):\n    def per_sample(self, *a): raise KeyboardInterrupt"
-    install("slow", code, {"ortflex.losses": {"slow": "slow_module:Plugin"}})
     with pytest.raises(KeyboardInterrupt):
-        trained(Plugins.discover(), loss="slow")
+        train_with(install, "raise KeyboardInterrupt")
 
 
 def test_a_module_that_takes_long_is_not_imported_unless_asked(install: Install) -> None:
@@ -172,10 +180,8 @@ def test_a_backend_that_cannot_build_is_passed_over_with_a_warning(
     assert trained(found, backend="auto") == before
     assert "skipped" not in caplog.text  # ours can train it
     assert trained(found, backend="auto", prefer=["builder"]) == before
-    told = (
-        "a backend is skipped: the backend 'first' (builder_module:Plugin, from builder 1.0) fails"
-    )
-    assert told in caplog.text
+    first = "the backend 'first' (builder_module:Plugin, from builder 1.0)"
+    assert f"a backend is skipped: {first} fails" in caplog.text
     with pytest.raises(BrokenPlugin, match=r"from builder 1\.0\) fails in build: Zero") as caught:
         trained(found, backend="first")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -227,11 +233,9 @@ def test_an_error_of_a_hook_stays_what_it_is_and_says_whose_it_is(install: Insta
     code = code.replace("class Own(BaseException)", "class Own(Exception)")
     install("noisy", code, {"ortflex": {"noisy": "noisy_module:Plugin"}})
 
-    class Calm:
-        @hook
-        def epoch_end(self) -> None: ...
+    def epoch_end(record: Any) -> None: ...
 
-    trainer = make(models.linear(), plugins=Plugins.discover(), callbacks=[Calm()], epochs=1)
+    trainer = make(models.linear(), plugins=Plugins.discover(), callbacks=[epoch_end], epochs=1)
     with pytest.raises(Exception, match="mine") as caught:
         trainer.fit(*regression())
     assert type(caught.value).__name__ == "Own"
@@ -290,15 +294,10 @@ def test_formulas_cost_nothing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_message_about_a_formula_is_complete(install: Install) -> None:
-    code = (
-        f"{HEAD}\n@whole\nclass Plugin(Loss):\n"
-        "    def per_sample(self, op, predicted, expected):\n        return np.ones((3, 1))"
-    )
-    install("array", code, {"ortflex.losses": {"arr": "array_module:Plugin"}})
     with pytest.raises(BrokenPlugin) as caught:
-        trained(Plugins.discover(), loss="arr")
+        train_with(install, "return np.ones((3, 1))")
     assert str(caught.value) == (
-        "the loss 'arr' (array_module:Plugin, from array 1.0) returns a numpy array of shape [3, 1] from "
+        "the loss 'mine' (mine_module:Plugin, from mine 1.0) returns a numpy array of shape [3, 1] from "
         "per_sample, expected a float tensor with at least one value per sample, [batch, …], made by "
         "the operators of op"
     )
@@ -315,29 +314,19 @@ def test_a_class_that_no_distribution_has_is_named_by_its_module() -> None:
 
 
 def test_a_tensor_of_an_older_graph_is_refused(install: Install) -> None:
-    code = (
-        f"{HEAD}\nkept = []\n@whole\nclass Plugin(Loss):\n"
-        "    def per_sample(self, op, predicted, expected):\n"
-        "        kept.append(op.Abs(predicted - expected))\n        return kept[0]"
-    )
-    install("keeper", code, {"ortflex.losses": {"keeper": "keeper_module:Plugin"}})
-    with pytest.raises(BrokenPlugin, match=r"from keeper 1\.0\).*of the graph that is being built"):
-        trained(Plugins.discover(), loss="keeper")
+    with pytest.raises(BrokenPlugin, match=r"from mine 1\.0\).*of the graph that is being built"):
+        train_with(install, "kept.append(op.Abs(predicted - expected))", "return kept[0]")
 
 
 # ---------------------------------------------------------------------- the command line
 
 
 def test_the_command_line_shows_no_trace_and_no_control_characters(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path,
-        "esc",
-        "import sys; sys.exit(9)",
-        {
-            "ortflex": {"a\x1b[31mred": "esc_module:X"},
-            "ortflex.losses": {"lo\x1b]0;title\x07ss": "esc_module:X"},
-        },
-    )
+    groups = {
+        "ortflex": {"a\x1b[31mred": "esc_module:X"},
+        "ortflex.losses": {"lo\x1b]0;title\x07ss": "esc_module:X"},
+    }
+    folder = write(tmp_path, "esc", "import sys; sys.exit(9)", groups)
     code = (
         f"import sys; sys.path.insert(0, {str(folder)!r})\n"
         "from ortflex_plugins.cli.main import main\nmain(sys.argv[1:])"
@@ -363,11 +352,6 @@ def test_epoch_line_of_the_recipe_wins_over_the_automatic_one(tmp_path: Path) ->
         result = CliRunner().invoke(main, [*arguments, f"callbacks=[{spec}]"])
         assert result.exit_code == 0, result.output
         assert result.output.count("epoch 1: loss") == 1
-
-
-def test_every_error_is_of_the_family() -> None:
-    assert issubclass(BrokenPlugin, PluginError)
-    assert issubclass(PluginError, OrtflexError)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"scale": 2.0}])

@@ -36,10 +36,7 @@ from __future__ import annotations
 
 import attrs
 
-from ortflex_core import hyper
-from ortflex_core import float_labels
-from ortflex_core import hook
-from ortflex_core import Loss
+from ortflex_core import Loss, float_labels, hook, hyper
 
 
 @attrs.frozen(kw_only=True)
@@ -152,23 +149,21 @@ def test_an_override_is_relative_to_the_current_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recipe(folder, 'loss = "squared_error"')
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "other.py").write_text(QUARTIC)
-    monkeypatch.chdir(elsewhere)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "other.py").write_text(QUARTIC)
+    monkeypatch.chdir(folder / "elsewhere")
     loaded = Recipe.load(path, ["loss=other:Quartic"])
-    assert loaded.loss == f"{elsewhere / 'other.py'}:Quartic"
+    assert loaded.loss == f"{folder / 'elsewhere' / 'other.py'}:Quartic"
 
 
 def test_a_mapping_in_python_takes_a_path() -> None:
-    penalty = {"coef": {"target": f"{__name__}:Signed", "factor": 3.0}}
-    options: dict[str, Any] = {"loss": "squared_error", "optimizer": "sgd", "epochs": 1}
-    trainer = Trainer(linear(), penalty=penalty, learning_rate=RATE, **options)
-    plain = Trainer(linear(), learning_rate=RATE, **options)
-    trainer.fit(*DATA)
-    plain.fit(*DATA)
-    moved = plain.get_state()["coef"] - trainer.get_state()["coef"]
-    np.testing.assert_allclose(moved, 3 * RATE, rtol=1e-4)
+    states = []
+    for penalty in (None, {"coef": {"target": f"{__name__}:Signed", "factor": 3.0}}):
+        options: dict[str, Any] = {"optimizer": "sgd", "epochs": 1, "penalty": penalty}
+        trainer = Trainer(linear(), loss="squared_error", learning_rate=RATE, **options)
+        trainer.fit(*DATA)
+        states.append(trainer.get_state()["coef"])
+    np.testing.assert_allclose(states[0] - states[1], 3 * RATE, rtol=1e-4)
 
 
 @pytest.mark.parametrize("penalty", [f"{__name__}:Unnamed", Unnamed(), Signed(factor=1.5)])
@@ -193,11 +188,16 @@ def test_a_class_in_a_checkpoint_is_passed_or_trusted(tmp_path: Path, penalty: A
     assert Unnamed.name == "Unnamed"
 
 
-def test_a_checkpoint_executes_no_unnamed_file(folder: Path) -> None:
-    file = folder / "my_parts.py"
+def saved_with(file: Path) -> Path:
+    """The checkpoint of a training with the loss of a file."""
     trainer = Trainer(linear(), loss=f"{file}:Quartic", epochs=1)
     trainer.fit(*DATA)
-    saved = trainer.save(folder / "checkpoint")
+    return trainer.save(file.parent / "checkpoint")
+
+
+def test_a_checkpoint_executes_no_unnamed_file(folder: Path) -> None:
+    file = folder / "my_parts.py"
+    saved = saved_with(file)
     with pytest.raises(PluginError, match="my_parts"):
         Trainer.resume(saved)  # although this process has run the file
     code = (
@@ -216,9 +216,7 @@ def test_a_checkpoint_executes_no_unnamed_file(folder: Path) -> None:
 
 def test_changed_code_is_another_training(folder: Path) -> None:
     file = folder / "my_parts.py"
-    trainer = Trainer(linear(), loss=f"{file}:Quartic", epochs=1)
-    trainer.fit(*DATA)
-    saved = trainer.save(folder / "checkpoint")
+    saved = saved_with(file)
     file.write_text(QUARTIC + "\n# changed\n")
     with pytest.raises(CheckpointError, match=r"with other plugins: .*my_parts\.py"):
         Trainer.resume(saved, trust_code=True)

@@ -114,11 +114,9 @@ ROOT = Path(__file__).parents[2]
 SIZES = {"w0": (40, 40), "w1": (40, 40), "w2": (40, 40), "w3": (40, 3)}
 
 
-def pair(
-    path: Path, *, padding: int = 0, align: int = 1, seed: int = 0, value: float | None = None
-) -> Path:
+def pair(path: Path, *, padding: int = 0, align: int = 1, value: float | None = None) -> Path:
     """A chain of products; all of its weights are in ``<name>.data``, at offsets as asked for."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     steps = [f"h{k} = MatMul(r{k}, w{k})  r{k + 1} = Tanh(h{k})" for k in range(3)]
     body = "  ".join([*steps, "Y = MatMul(r3, w3)"])
     model = models.parsed(body, {}, "float[N, 40] r0", "float[N, 3] Y")
