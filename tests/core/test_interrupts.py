@@ -1,4 +1,7 @@
-"""Ctrl-C and hooks that stop a training lose no step and count none twice: it ends in the same bits."""
+"""Ctrl-C and hooks that stop a training lose no step and count none twice: it ends in the same bits.
+
+What is kept of a training is what comes back: weights, slots, statistics and the step.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import Progress, Trainer, hook
+from ortflex_core import Progress, Trainer, hook, internals_of
 from ortflex_core.kernel.interrupts import Interrupts
+from ortflex_core.kernel.last_good import LastGood
 from tests import models
-from tests.training import bits, every_backend, make, plugins, records, regression
+from tests.training import EndAt, bits, every_backend, make, plugins, records, regression
 
 PARTS = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 16
 """How finely a training is cut."""
@@ -44,21 +48,14 @@ class CtrlC:
     @hook(trylast=True)
     def train_start(self) -> None:
         sys.settrace(self._trace)
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             frame.f_trace = self._trace
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
 
     @hook(tryfirst=True)
     def train_end(self) -> None:
         sys.settrace(None)
-
-
-class Press:
-    @hook
-    def step_end(self, progress: Progress) -> None:
-        if progress.step == 7:
-            raise KeyboardInterrupt
 
 
 def training(*callbacks: Any, **options: Any) -> Trainer:
@@ -130,7 +127,7 @@ def test_an_interrupted_fit_is_saved_in_place_and_the_next_starts_again(tmp_path
     spec = {"name": "fused", "steps_per_run": 1}
     undisturbed = training(backend=spec)
     undisturbed.fit(X, Y)
-    trainer = training(Press(), backend=spec)
+    trainer = training(EndAt(7, KeyboardInterrupt()), backend=spec)
     assert trainer.fit(X, Y).interrupted
     trainer.save(tmp_path / "c")
     again = Trainer.resume(tmp_path / "c", plugins=plugins(), callbacks=[])
@@ -143,7 +140,7 @@ def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
-    trainer = training(Press(), "early_stopping", named, backend="fused")
+    trainer = training(EndAt(7, KeyboardInterrupt()), "early_stopping", named, backend="fused")
     with caplog.at_level(logging.INFO, "ortflex"):
         trainer.fit(X, Y, validation_data=HELD_OUT)
     note = "only checkpoints that were written before that can be resumed from the interruption"
@@ -220,3 +217,68 @@ def test_a_training_in_another_thread_touches_no_signals() -> None:
     thread.start()
     thread.join(60)
     assert set(found) == {before}
+
+
+def everything(engine: Any) -> dict[str, Any]:
+    return {**engine.state(), **engine.slots(), **engine.buffers()}
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one | other)
+
+
+@every_backend
+def test_the_last_good_state_is_restored_exactly(backend: str) -> None:
+    trainer = training(backend=backend, epochs=1)
+    trainer.fit(X, Y)
+    engine, good = trainer.engine, LastGood()
+    assert not good.restore()
+    for _ in range(3):  # from the second time on into the same memory
+        before = everything(engine)
+        assert good.keep(engine) is None
+        trainer.step((X[:5], Y[:5]))
+        assert not equal(everything(engine), before)
+        assert good.restore()
+        assert equal(everything(engine), before)
+        trainer.step((X[5:10], Y[5:10]))
+
+
+@every_backend
+def test_a_state_that_is_not_finite_is_named_and_not_kept(backend: str) -> None:
+    trainer = training(backend=backend, epochs=1)
+    trainer.fit(X, Y)
+    engine, good = trainer.engine, LastGood()
+    before = everything(engine)
+    good.keep(engine)
+    name = internals_of(trainer).problem.parameters[1]
+    engine.load({name: np.full_like(engine.state()[name], np.inf)})
+    assert good.keep(engine) == name
+    good.restore()
+    assert equal(everything(engine), before)
+
+
+class Copying:
+    """An engine whose state is copied whenever it is read."""
+
+    def __init__(self) -> None:
+        self.weights, self.reads = {"W": np.ones(2)}, 0
+
+    def state(self) -> dict[str, Any]:
+        self.reads += 1
+        return {name: array.copy() for name, array in self.weights.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.weights = state
+
+    slots = buffers = lambda self: {}
+    load_slots = load_buffers = lambda self, values: None
+
+
+def test_a_state_is_read_once_and_a_bad_one_does_not_replace_the_good_one() -> None:
+    good, engine = LastGood(), Copying()
+    assert good.keep(engine) is None  # type: ignore[arg-type]
+    assert engine.reads == 1
+    engine.weights["W"][1] = np.inf
+    assert good.keep(engine) == good.not_finite(engine) == "W"  # type: ignore[arg-type]
+    assert good.restore()
+    np.testing.assert_array_equal(engine.weights["W"], [1, 1])

@@ -1,4 +1,7 @@
-"""A user's file: read, asked about its tensors, and replayed into graphs."""
+"""A user's file: read, asked about its tensors, and replayed into graphs of any batch size.
+
+A fixed batch dimension is refused with the way out, and freed where every row is treated alike.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.parser
 import pytest
+from onnx import ModelProto, helper
 
-from ortflex_core import Model, ModelError, Program, TensorSpec, Trace, build, captured_names
+from ortflex_core import (
+    DataError,
+    Model,
+    ModelError,
+    Program,
+    TensorSpec,
+    Trace,
+    build,
+    captured_names,
+)
 from tests import models
-
-helper = models.helper
+from tests.plugins.commands import ortflex
+from tests.training import make, regression, same
 
 
 def replayed(model: Model, outputs: list[str], parameters: list[str] = ()) -> Program:  # type: ignore[assignment]
@@ -27,13 +41,10 @@ def run(program: Program, feeds: dict[str, Any]) -> dict[str, Any]:
     return models.predict(program.proto(), {i.name: feeds[i.name] for i in program.inputs})
 
 
-@pytest.mark.parametrize(
-    "proto",
-    [
-        *(models.linear(), models.mlp(activation="Relu"), models.conv_net(), models.two_headed()),
-        models.classifier(),
-    ],
-)
+NETWORKS = [models.linear(), models.mlp(activation="Relu"), models.conv_net()]
+
+
+@pytest.mark.parametrize("proto", [*NETWORKS, models.two_headed(), models.classifier()])
 def test_a_replay_computes_what_the_file_computes(proto: Any) -> None:
     model = Model(proto)
     rng = np.random.default_rng(0)
@@ -49,10 +60,9 @@ def test_a_replay_computes_what_the_file_computes(proto: Any) -> None:
 
 
 def test_a_replay_has_only_what_its_outputs_need() -> None:
-    program = replayed(Model(models.two_headed()), ["amount"])
-    assert [n.op_type for n in program.proto().graph.node] == ["Concat", "MatMul", "Tanh", "MatMul"]
-    names = {t.name for t in program.proto().graph.initializer}
-    assert not any("scores" in n for n in names)
+    graph = replayed(Model(models.two_headed()), ["amount"]).proto().graph
+    assert [n.op_type for n in graph.node] == ["Concat", "MatMul", "Tanh", "MatMul"]
+    assert not any("scores" in t.name for t in graph.initializer)
 
 
 def test_path_bytes_and_proto_are_the_same_model(tmp_path: Path) -> None:
@@ -85,12 +95,17 @@ def test_initializers_are_shared_and_cannot_be_written() -> None:
         model.initializer("W1")[0] = 0
 
 
-def test_functions_are_inlined_inside_only() -> None:
-    proto = onnx.parser.parse_model(
+def squared() -> ModelProto:
+    """``Z = (X @ w)²``, the square by a function."""
+    return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[N, 5] X) => (float[N, 1] Z) '
         "<float[5, 1] w = {1, 2, 3, 4, 5}> { Y = MatMul(X, w)  Z = own.Square(Y) } "
         '<domain: "own", opset_import: ["": 17]> Square (a) => (b) { b = Mul(a, a) }'
     )
+
+
+def test_functions_are_inlined_inside_only() -> None:
+    proto = squared()
     model = Model(proto)
     assert [n.op_type for n in model.internal.graph.node] == ["MatMul", "Mul"]
     assert model.proto == proto
@@ -177,3 +192,158 @@ def test_an_attribute_that_a_function_of_the_standard_needs_may_be_left_out() ->
     read = Model(models.parsed("Y = MeanVarianceNormalization(X)", {}, *values))
     assert read.value("Y").shape == (2, 3, 4, 4)
     assert not read.proto.graph.node[0].attribute  # what is exported is as it was
+
+
+X, Y = regression(rows=22, features=6)
+
+
+def fixed(model: ModelProto, batch: int) -> ModelProto:
+    """The model as an exporter writes it that traced it with one batch."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    return model
+
+
+def reshaping(target: list[int], rows: int = 4, **attributes: Any) -> ModelProto:
+    """Two Reshapes of the hidden layer; the first one's target is given."""
+    rng = np.random.default_rng(0)
+    model = models.parsed(
+        "h = MatMul(X, W)  r = Reshape(h, there)  t = Tanh(r)  b = Reshape(t, back)  Y = MatMul(b, V)",
+        {
+            "W": rng.standard_normal((6, 4)),
+            "V": rng.standard_normal((4, 1)),
+            "there": np.array(target),
+            "back": np.array([rows, 4]),
+        },
+        outputs="float[N, 1] Y",
+    )
+    for name, value in attributes.items():
+        model.graph.node[1].attribute.append(helper.make_attribute(name, value))
+    return model
+
+
+RESHAPED: list[tuple[list[int], dict[str, int]]] = [([2, 2], {}), ([-1, 2], {})]
+# As torch writes x.view(x.size(0), -1).
+RESHAPED += [([-1, 2], {"allowzero": 1}), ([-1], {"allowzero": 1})]
+# In a twin of any batch size a 0 copies the rows.
+TWINS = [(reshaping([4, *r], **a), reshaping([0, *r], rows=0)) for r, a in RESHAPED]
+
+
+@pytest.mark.parametrize(("model", "twin"), [(models.mlp(), models.mlp()), *TWINS])
+def test_it_trains_on_batches_of_any_size(model: ModelProto, twin: ModelProto) -> None:
+    trainer = make(fixed(model, 4), free_batch=True, backend="fused", batch_size=8, epochs=2)
+    trainer.fit(X, Y)
+    assert trainer.predict(X).shape == (22, 1)
+    other = make(twin, backend="fused", batch_size=8, epochs=2)
+    other.fit(X, Y)
+    same(trainer.get_state(), other.get_state())
+
+
+def test_rows_that_are_flattened_into_one_axis() -> None:
+    model = fixed(reshaping([8, 2]), 4)
+    trainer = make(model, free_batch=True, backend="fused", batch_size=5, epochs=1)
+    trainer.fit(X, Y)
+    assert trainer.predict(X[:3]).shape == (3, 1)
+
+
+def test_the_export_keeps_the_file_s_batch_unless_asked() -> None:
+    source = fixed(reshaping([4, 2, 2]), 4)
+    trainer = make(source, free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(X, Y)
+    kept, freed = trainer.export(), trainer.export(free_batch=True)
+    assert kept.graph.input == source.graph.input
+    assert kept.graph.node == source.graph.node
+    expected = models.predict(kept, {"X": X[:4]})["Y"]
+    np.testing.assert_allclose(models.predict(freed, {"X": X})["Y"][:4], expected, rtol=1e-5)
+    onnx.checker.check_model(freed, full_check=True)
+    same(models.weights_of(freed) | trainer.get_state(), models.weights_of(freed), 0)
+
+
+@pytest.mark.parametrize("model", [models.mlp(), reshaping([4, 2, 2])])
+def test_without_it_the_error_names_it(model: ModelProto) -> None:
+    """Before a graph is built, in which the sizes of a Reshape that exporters write do not fit."""
+    trainer = make(fixed(model, 4), backend="fused", batch_size=8)
+    with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
+        trainer.fit(X, Y)
+    with pytest.raises(DataError, match=r"6 rows; pass free_batch=True, or batch_size=4"):
+        trainer.fit(lambda: ((X[k : k + 6], Y[k : k + 6]) for k in range(0, 18, 6)))
+    with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
+        trainer.step((X, Y))
+    with pytest.raises(ModelError, match="was not freed for the training; create the Trainer with"):
+        trainer.export(free_batch=True)
+
+
+def test_a_model_that_is_dynamic_already_is_left_as_it_is() -> None:
+    model = Model(models.mlp(), free_batch=True)
+    assert model.internal.graph.node == models.mlp().graph.node
+    assert model.inputs[0].shape == ("N", 6)
+
+
+def of_four(body: str) -> ModelProto:
+    """A model of batches of 4 rows: a product, and what the body does with it."""
+    weights = {"factor": np.arange(4.0).reshape(4, 1), "W": np.ones((6, 1))}
+    model = models.parsed(f"r = MatMul(X, W)  {body}", weights, outputs="float[N, 1] Y")
+    model.graph.node[1].name = "own"
+    return fixed(model, 4)
+
+
+def unequal() -> ModelProto:
+    model = fixed(models.two_headed(), 4)
+    model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 3
+    return model
+
+
+MIXING = "m = ReduceMean<axes = [0], keepdims = 1>(r)  Y = Sub(r, m)"
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (
+            of_four(MIXING),
+            r"batch dimension of 4 cannot be freed: on 8 rows the output 'Y' differs",
+        ),
+        (of_four("Y = Mul(r, factor)"), r"it fails on 8 rows: .*own.*Train with batch_size=4"),
+        (unequal(), r"inputs with one batch size, but left has 4, right has 3"),
+    ],
+)
+def test_a_graph_that_depends_on_the_batch_is_refused(model: ModelProto, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        Model(model, free_batch=True)
+
+
+def test_functions_are_exported_as_they_were() -> None:
+    x = np.ones((22, 5), np.float32)
+    trainer = make(fixed(squared(), 4), free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(x, Y)
+    assert len(trainer.export().functions) == 1
+    with pytest.raises(ModelError, match="has functions, which free_batch inlines"):
+        trainer.export(free_batch=True)
+
+
+def test_old_opsets_too() -> None:
+    model = fixed(reshaping([4, 2, 2]), 4)
+    model.opset_import[0].version, model.ir_version = 9, 4
+    trainer = make(model, free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(X, Y)
+    assert trainer.export(free_batch=True).opset_import[0].version == 9
+
+
+def test_a_model_object_made_without_it() -> None:
+    with pytest.raises(ModelError, match=r"create it with Model\(…, free_batch=True\)"):
+        make(Model(fixed(models.mlp(), 4)), free_batch=True)
+
+
+@pytest.mark.parametrize(("target", "freed"), [([4, 2, 2], True), ([2, 2, 4], False)])
+def test_init_trains_on_any_batch_where_the_graph_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: list[int], freed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(fixed(reshaping(target), 4), "model.onnx")
+    np.savez("data.npz", X=X[:20], y=Y[:20])
+    assert ortflex("init", "model.onnx", "--data", "data.npz").exit_code == 0
+    text = Path("train.toml").read_text("utf-8")
+    assert ("\nfree_batch = true" in text) == freed
+    assert ("\nbatch_size = 4" in text) != freed
+    result = ortflex("train", "train.toml", "output=run", "validation=0.2")
+    assert result.exit_code == 0, result.output

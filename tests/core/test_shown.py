@@ -1,21 +1,37 @@
-"""What cells of a notebook show, in a real kernel where there is one."""
+"""What a Trainer shows: in the cells of a notebook, and to those who type a dot.
+
+The cells run in a real kernel where there is one; ``internals_of`` has the parts for those who look inside.
+"""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
+from ortflex_core import Internals, internals_of
 from ortflex_core.kernel.notebook import displayed_briefly, one_line
 from tests import models
 from tests.training import make, regression
 
 X, Y = regression(rows=40)
-
+PUBLIC = {
+    *("fit", "step", "predict", "evaluate", "per_sample_losses", "calibrate", "find_rate"),
+    *("summary", "describe", "get_state", "set_state", "update_bn"),
+    *("save", "resume", "restore", "from_recipe", "from_hub", "push_to_hub"),
+    *("export", "export_step", "export_adapter", "export_base", "save_onnx_graph"),
+    *("model", "optimizer", "schedule", "device", "learning_rate", "plugins", "progress"),
+    *("batch_size", "epochs", "shuffle", "seed"),
+    *("history_", "train_losses_", "validation_losses_", "backend_"),
+    *("engine", "folder", "rank"),
+}
 CELLS = [
     "import ortflex\nfrom tests import models\nfrom tests.training import regression\n"
     "X, Y = regression(rows=40)\n"
@@ -124,3 +140,39 @@ def test_names_of_a_file_cannot_break_the_line() -> None:
     assert "\n" not in one_line(model)
     assert "\x1b" not in one_line(model)
     assert len(one_line(model)) < 2100
+
+
+def test_public_attributes_of_a_trainer_are_those_that_users_use() -> None:
+    trainer = make(models.linear())
+    for _ in range(2):
+        assert {name for name in dir(trainer) if not name.startswith("_")} == PUBLIC
+        trainer.fit(X, Y)
+
+
+def test_internals_follow_the_training() -> None:
+    trainer = make(models.linear())
+    inner = internals_of(trainer)
+    assert isinstance(inner, Internals)
+    assert inner.problem.terms == ()
+    trainer.fit(X, Y)
+    assert internals_of(trainer) is inner
+    assert inner.problem.terms
+    assert inner.engine is trainer.engine
+    assert inner.loop is None
+    assert inner.plugins is trainer.plugins
+
+
+def test_internals_of_something_else_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="expected a Trainer, got 'a name'"):
+        internals_of("a name")
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]
+)
+def test_copies_have_internals_of_their_own(copied: Any) -> None:
+    trainer = make(models.linear())
+    trainer.fit(X, Y)
+    again = copied(trainer)
+    assert internals_of(again) is not internals_of(trainer)
+    np.testing.assert_array_equal(again.predict(X), trainer.predict(X))
