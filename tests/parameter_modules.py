@@ -21,7 +21,6 @@ class Call(nn.Module):
         self.names, self.pick, self.more = names, pick, more
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """The picked output."""
         given = dict(zip(self.names, args, strict=True))
         result = self.net(**given, **self.more) if self.names[0] else self.net(*args, **self.more)
         if self.pick:
@@ -37,7 +36,6 @@ class First(nn.Module):
         self.net = net
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """The first of the outputs."""
         out = self.net(*args)
         while isinstance(out, tuple | list):
             out = out[0]
@@ -71,7 +69,6 @@ class Positions(nn.Module):
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Encoded rows."""
         return self.layer(x + self.positions)
 
 
@@ -90,7 +87,6 @@ class Tokens(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Scores from the class token."""
         at = torch.arange(ids.shape[1], device=ids.device)
         x = self.embed(ids) + self.position(at) + self.table[: ids.shape[1]]
         x = torch.cat([self.cls_token.expand(ids.shape[0], -1, -1), x], 1)
@@ -108,7 +104,6 @@ class OneAndScale(nn.Module):
         self.temperature = nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores."""
         h = self.first(x)
         h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
         return self.second(h) * self.temperature.exp()
@@ -118,7 +113,6 @@ class Standardized(nn.Conv2d):
     """A convolution with standardized weights."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The convolution."""
         w = self.weight
         w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
         return torch.nn.functional.conv2d(x, w, self.bias, self.stride, self.padding)
@@ -134,7 +128,6 @@ class Experts(nn.Module):
         self.bias = nn.Parameter(torch.randn(4, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The best expert's output, weighted."""
         p, k = self.router(x).softmax(-1).max(-1)
         w = self.experts[k]
         return p[:, None] * (torch.einsum("bi,bij->bj", x, w) + self.bias[k])
@@ -151,7 +144,6 @@ class Latents(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores from the mean of the latents."""
         q = self.norm(self.latents).expand(x.shape[0], -1, -1)
         return self.head((q + self.cross(q, x, x, need_weights=False)[0]).mean(1))
 
@@ -170,7 +162,6 @@ class Normalized(nn.Module):
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores."""
         h = self.act(self.conv((x - self.mean) / self.std))
         h = torch.nn.functional.conv2d(h, self.kernel, groups=4)
         # No mean: torch's newer exporter would call two tensors so.
@@ -188,14 +179,12 @@ class Causal(nn.Module):
         self.scale = nn.Parameter(torch.rand(8))
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows turned by their positions."""
         at = torch.arange(x.shape[1])[:, None].float() * self.inv_freq[None]
         at = torch.cat([at, at], -1)
         half = torch.cat([-x[..., 4:], x[..., :4]], -1)
         return x * at.cos() + half * at.sin()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attended rows."""
         q, k = self.turned(self.q(x)), self.turned(self.k(x))
         return (q @ k.transpose(1, 2) + self.mask).softmax(-1) @ self.v(x) * self.scale
 
@@ -210,7 +199,6 @@ class Frozen(nn.Module):
         self.beta = nn.Parameter(torch.zeros(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores."""
         return self.second(self.alpha * torch.tanh(self.first(x)) + self.beta)
 
 
@@ -223,5 +211,4 @@ class TwoInputs(nn.Module):
         self.bilinear = nn.Bilinear(8, 8, 3)
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Scores."""
         return self.bilinear(self.bag(ids), x)

@@ -55,43 +55,21 @@ def _torch() -> Iterator[tuple[str, Builder]]:
     yield "rms_norm", rows(nn.Linear(8, 6), nn.RMSNorm(6), nn.Linear(6, 3))
     yield "prelu", rows(nn.Linear(8, 6), nn.PReLU(), nn.Linear(6, 6), nn.PReLU(6))
     yield "cnn", pictures(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    yield (
-        "cnn_batch_norm",
-        pictures(
-            nn.Conv2d(3, 4, 3, bias=False),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.Conv2d(4, 4, 3, groups=4),
-            nn.BatchNorm2d(4),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(4, 3),
-        ),
-    )
+    first = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+    second = nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1)
+    yield "cnn_batch_norm", pictures(*first, *second, nn.Flatten(), nn.Linear(4, 3))
     yield "group_norm", pictures(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3))
-    yield (
-        "instance_norm",
-        pictures(
-            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU(), nn.Conv2d(4, 2, 3)
-        ),
-    )
-    yield (
-        "transposed",
-        pictures(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3, stride=2)),
-    )
-    yield (
-        "weight_norm",
-        rows(norm.weight_norm(nn.Linear(8, 6)), nn.ReLU(), norm.weight_norm(nn.Linear(6, 3))),
-    )
+    first = nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()
+    yield "instance_norm", pictures(*first, nn.Conv2d(4, 2, 3))
+    first = nn.Conv2d(3, 4, 3, stride=2), nn.ReLU()
+    yield "transposed", pictures(*first, nn.ConvTranspose2d(4, 3, 3, stride=2))
+    first = norm.weight_norm(nn.Linear(8, 6)), nn.ReLU()
+    yield "weight_norm", rows(*first, norm.weight_norm(nn.Linear(6, 3)))
     yield "weight_norm_conv", pictures(norm.weight_norm(nn.Conv2d(3, 4, 3)), nn.ReLU())
-    yield (
-        "spectral_norm",
-        rows(norm.spectral_norm(nn.Linear(8, 6)), nn.ReLU(), norm.spectral_norm(nn.Linear(6, 3))),
-    )
-    yield (
-        "standardized",
-        pictures(Standardized(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), Standardized(4, 4, 3)),
-    )
+    first = norm.spectral_norm(nn.Linear(8, 6)), nn.ReLU()
+    yield "spectral_norm", rows(*first, norm.spectral_norm(nn.Linear(6, 3)))
+    first = Standardized(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()
+    yield "standardized", pictures(*first, Standardized(4, 4, 3))
     yield "lstm", recurrent(nn.LSTM)
     yield "gru", recurrent(nn.GRU)
     yield "rnn", recurrent(nn.RNN)
@@ -100,31 +78,9 @@ def _torch() -> Iterator[tuple[str, Builder]]:
     yield "rnn_deep", recurrent(nn.RNN, num_layers=2, bidirectional=True, nonlinearity="relu")
     yield "lstm_no_bias", recurrent(nn.LSTM, bias=False)
     yield "lstm_projected", recurrent(nn.GRU, bias=False, num_layers=2)
-    yield (
-        "attention",
-        lambda: (
-            Call(nn.MultiheadAttention(8, 2, batch_first=True), ("query", "key", "value")),
-            (sequence(), sequence(length=4), sequence(length=4)),
-        ),
-    )
-    yield (
-        "encoder",
-        lambda: (
-            nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
-                2,
-                enable_nested_tensor=False,
-            ),
-            (sequence(),),
-        ),
-    )
-    yield (
-        "transformer",
-        lambda: (
-            nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
-            (sequence(), sequence(length=4)),
-        ),
-    )
+    yield "attention", _attention
+    yield "encoder", _encoder
+    yield "transformer", _transformer
     yield "positions", lambda: (Positions(), (sequence(),))
     yield "tokens", lambda: (Tokens(), (tokens(),))
     yield "one_and_scale", lambda: (OneAndScale(), (torch.randn(3, 8),))
@@ -134,6 +90,20 @@ def _torch() -> Iterator[tuple[str, Builder]]:
     yield "causal", lambda: (Causal(), (sequence(),))
     yield "scale_and_shift", lambda: (Frozen(), (torch.randn(3, 8),))
     yield "two_inputs", lambda: (TwoInputs(), (tokens(), torch.randn(2, 8)))
+
+
+def _attention() -> Built:
+    net = Call(nn.MultiheadAttention(8, 2, batch_first=True), ("query", "key", "value"))
+    return net, (sequence(), sequence(length=4), sequence(length=4))
+
+
+def _encoder() -> Built:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (sequence(),)
+
+
+def _transformer() -> Built:
+    return nn.Transformer(8, 2, 1, 1, 16, batch_first=True), (sequence(), sequence(length=4))
 
 
 # ---------------------------------------------------------------- torchvision
@@ -149,10 +119,8 @@ def _torchvision() -> Iterator[tuple[str, Builder]]:
     from torchvision import models
 
     def of(name: str, size: int = 64, **options: Any) -> Builder:
-        return lambda: (
-            getattr(models, name)(weights=None, num_classes=5, **options),
-            (image(size),),
-        )
+        own = {"weights": None, "num_classes": 5, **options}
+        return lambda: (getattr(models, name)(**own), (image(size),))
 
     for name in TORCHVISION.split():
         yield name, of(name)
@@ -160,40 +128,19 @@ def _torchvision() -> Iterator[tuple[str, Builder]]:
         yield name, of(name, 224)
     yield "googlenet", of("googlenet", aux_logits=False, init_weights=False)
     yield "inception_v3", of("inception_v3", 128, aux_logits=False, init_weights=False)
-    yield (
-        "vit",
-        lambda: (models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5), (image(32),)),
-    )
-    yield (
-        "swin",
-        lambda: (
-            models.SwinTransformer([4, 4], 12, [2, 2], [2, 2], [4, 4], num_classes=5),
-            (image(32),),
-        ),
-    )
-    yield "swin_v2", lambda: (_swin_v2(), (image(32),))
-    yield (
-        "maxvit",
-        lambda: (
-            models.MaxVit((64, 64), 8, 2, [8, 16], 8, [1, 1], 0.1, num_classes=5),
-            (image(64),),
-        ),
-    )
+    sizes, windows = ([4, 4], 12, [2, 2], [2, 2], [4, 4]), ((64, 64), 8, 2, [8, 16], 8, [1, 1], 0.1)
+    vit = (32, 8, 2, 2, 16, 32)
+    yield "vit", lambda: (models.VisionTransformer(*vit, num_classes=5), (image(32),))
+    yield "swin", lambda: (models.SwinTransformer(*sizes, num_classes=5), (image(32),))
+    yield "swin_v2", lambda: (_swin_v2(*sizes), (image(32),))
+    yield "maxvit", lambda: (models.MaxVit(*windows, num_classes=5), (image(64),))
 
 
-def _swin_v2() -> nn.Module:
+def _swin_v2(*sizes: Any) -> nn.Module:
     from torchvision.models import swin_transformer as swin
 
-    return swin.SwinTransformer(
-        [4, 4],
-        12,
-        [2, 2],
-        [2, 2],
-        [4, 4],
-        num_classes=5,
-        block=swin.SwinTransformerBlockV2,
-        downsample_layer=swin.PatchMergingV2,
-    )
+    newer = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
+    return swin.SwinTransformer(*sizes, num_classes=5, **newer)
 
 
 # ---------------------------------------------------------------- timm
@@ -215,9 +162,8 @@ def _timm() -> Iterator[tuple[str, Builder]]:
 
     def of(name: str, size: int = 64, label: str = "", **options: Any) -> tuple[str, Builder]:
         def build() -> Built:
-            return timm.create_model(name, pretrained=False, num_classes=5, **options), (
-                image(size),
-            )
+            net = timm.create_model(name, pretrained=False, num_classes=5, **options)
+            return net, (image(size),)
 
         return label or name, build
 
@@ -227,33 +173,20 @@ def _timm() -> Iterator[tuple[str, Builder]]:
         yield of(name, 224)
     small = {"embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
     yield of("vit_tiny_patch16_224", 32, **small)
-    yield of(
-        "vit_tiny_patch16_224",
-        32,
-        "vit_registers",
-        reg_tokens=3,
-        class_token=False,
-        global_pool="avg",
-        **small,
-    )
+    registers = {"reg_tokens": 3, "class_token": False, "global_pool": "avg"}
+    yield of("vit_tiny_patch16_224", 32, "vit_registers", **registers, **small)
     yield of("deit_tiny_distilled_patch16_224", 32, **small)
     yield of("cait_xxs24_224", 32, init_values=0.1, **small)
-    yield of("xcit_nano_12_p16_224", 32, img_size=32, embed_dim=24, depth=2, num_heads=2)
-    yield of(
-        "eva02_tiny_patch14_224", 32, img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2
-    )
+    sizes = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    yield of("xcit_nano_12_p16_224", 32, **sizes)
+    yield of("eva02_tiny_patch14_224", 32, patch_size=8, **sizes)
     yield of("beit_base_patch16_224", 32, **small)
     yield of("beitv2_base_patch16_224", 32, **small)
     yield of("crossvit_tiny_240", 240)
     yield of("tnt_s_patch16_224", 224, depth=2)
     yield of("swinv2_cr_tiny_ns_224", 224, depths=(1, 1, 1, 1), embed_dim=24)
-    yield of(
-        "sequencer2d_s",
-        224,
-        layers=(1, 1, 1, 1),
-        embed_dims=(24, 48, 48, 48),
-        hidden_sizes=(6, 12, 12, 12),
-    )
+    sequencer = {"embed_dims": (24, 48, 48, 48), "hidden_sizes": (6, 12, 12, 12)}
+    yield of("sequencer2d_s", 224, layers=(1, 1, 1, 1), **sequencer)
 
 
 _PACKAGES: dict[str, Callable[[], Iterator[tuple[str, Builder]]]] = {

@@ -9,33 +9,39 @@ import torch
 
 from tests.parameter_modules import Builder, Built, Call, image, sequence, tokens
 
-TINY = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
-DISTIL = {
-    "vocab_size": 50,
-    "dim": 16,
-    "n_heads": 2,
-    "hidden_dim": 32,
-    "max_position_embeddings": 32,
-}
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2}
+ROWS = {"hidden_size": 16, "intermediate_size": 32, **LAYERS}
+TINY = {"vocab_size": 50, "max_position_embeddings": 32, **ROWS}
+VISION = {"image_size": 32, "patch_size": 8, **ROWS}
+DISTIL = {"vocab_size": 50, "dim": 16, "n_heads": 2, "hidden_dim": 32}
+DISTIL["max_position_embeddings"] = 32
 SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
 CODERS = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
 CODERS["d_model"] = 16
 SQUEEZED = ("q", "k", "v", "post_attention", "intermediate", "output")
+# The sizes of networks whose configurations have names of their own.
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+XGLM = {"vocab_size": 50, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
+OPT = {**LAYERS, "vocab_size": 50, "hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16}
+NEO = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+BLOOM = {"vocab_size": 50, "hidden_size": 16, "n_layer": 2, "n_head": 2}
+SWIN = {"patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+SEGFORMER = {"depths": [1] * 4, "hidden_sizes": [8, 8, 16, 16], "image_size": 64}
+SPEECH = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+SPEECH |= {"num_attention_heads": 2, "mask_time_prob": 0.0, "layerdrop": 0.0}
+CONVOLUTIONS = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3)}
+CONVOLUTIONS |= {"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4}
+CONVOLUTIONS["num_conv_pos_embedding_groups"] = 2
+PERCEIVER = {"num_latents": 4, "d_latents": 16, "d_model": 8, "num_blocks": 1}
+PERCEIVER |= {"num_self_attends_per_block": 1, "num_self_attention_heads": 2}
+PERCEIVER["num_cross_attention_heads"] = 2
+PATCHES = {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4}
+PATCHES |= {"d_model": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32}
+PATCHES |= {"prediction_length": 4, "do_mask_input": False}
+WHISPER = {**CODERS, "vocab_size": 50, "num_mel_bins": 8, "max_source_positions": 10}
+WHISPER |= {"max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WHISPER |= {"decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None}
 
 
 def networks() -> Iterator[tuple[str, Builder]]:
@@ -74,76 +80,21 @@ def networks() -> Iterator[tuple[str, Builder]]:
     yield "distilbert_sinusoidal", text("DistilBertConfig", "DistilBertModel", **DISTIL, **sines)
     yield "albert", text("AlbertConfig", "AlbertModel", embedding_size=8, **bert)
     yield "electra", text("ElectraConfig", "ElectraModel", embedding_size=8, **bert)
-    yield (
-        "deberta_v2",
-        text(
-            "DebertaV2Config",
-            "DebertaV2Model",
-            relative_attention=True,
-            pos_att_type=["p2c", "c2p"],
-            **bert,
-        ),
-    )
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    yield "deberta_v2", text("DebertaV2Config", "DebertaV2Model", **relative, **bert)
     yield "mpnet", text("MPNetConfig", "MPNetModel", **{**bert, "pad_token_id": 1})
-    yield (
-        "squeezebert",
-        text(
-            "SqueezeBertConfig",
-            "SqueezeBertModel",
-            embedding_size=16,
-            **{f"{name}_groups": 1 for name in SQUEEZED},
-            **bert,
-        ),
-    )
+    groups = {"embedding_size": 16, **{f"{name}_groups": 1 for name in SQUEEZED}}
+    yield "squeezebert", text("SqueezeBertConfig", "SqueezeBertModel", **groups, **bert)
     yield "fnet", text("FNetConfig", "FNetModel", **bert)
     yield "convbert", text("ConvBertConfig", "ConvBertModel", embedding_size=8, **bert)
     yield "modernbert", text("ModernBertConfig", "ModernBertModel", pad_token_id=0, **TINY)
-    yield (
-        "gpt2",
-        text(
-            "GPT2Config",
-            "GPT2LMHeadModel",
-            "logits",
-            vocab_size=50,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=32,
-        ),
-    )
-    yield (
-        "gpt_neo",
-        text(
-            "GPTNeoConfig",
-            "GPTNeoModel",
-            vocab_size=50,
-            hidden_size=16,
-            num_layers=2,
-            num_heads=2,
-            attention_types=[[["global", "local"], 1]],
-            max_position_embeddings=32,
-        ),
-    )
+    yield "gpt2", text("GPT2Config", "GPT2LMHeadModel", "logits", **GPT2)
+    attention = {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32}
+    yield "gpt_neo", text("GPTNeoConfig", "GPTNeoModel", **NEO, **attention)
     yield "gpt_neox", text("GPTNeoXConfig", "GPTNeoXModel", **TINY)
-    yield (
-        "opt",
-        text(
-            "OPTConfig",
-            "OPTModel",
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            ffn_dim=32,
-            max_position_embeddings=32,
-            word_embed_proj_dim=16,
-            pad_token_id=1,
-        ),
-    )
-    yield (
-        "bloom",
-        text("BloomConfig", "BloomModel", vocab_size=50, hidden_size=16, n_layer=2, n_head=2),
-    )
+    padded = {"max_position_embeddings": 32, "pad_token_id": 1}
+    yield "opt", text("OPTConfig", "OPTModel", **OPT, **padded)
+    yield "bloom", text("BloomConfig", "BloomModel", **BLOOM)
     yield "llama", text("LlamaConfig", "LlamaForCausalLM", "logits", **rope)
     yield "qwen2", text("Qwen2Config", "Qwen2Model", **rope)
     yield "qwen3", text("Qwen3Config", "Qwen3Model", **rope)
@@ -152,36 +103,10 @@ def networks() -> Iterator[tuple[str, Builder]]:
     yield "gemma2", text("Gemma2Config", "Gemma2Model", **rope)
     yield "phi", text("PhiConfig", "PhiModel", **TINY)
     yield "olmo2", text("Olmo2Config", "Olmo2Model", **TINY)
-    yield (
-        "mixtral",
-        text("MixtralConfig", "MixtralModel", num_local_experts=4, num_experts_per_tok=2, **rope),
-    )
-    yield (
-        "t5_encoder",
-        text(
-            "T5Config",
-            "T5EncoderModel",
-            vocab_size=50,
-            d_model=16,
-            d_kv=8,
-            d_ff=32,
-            num_layers=2,
-            num_heads=2,
-        ),
-    )
-    yield (
-        "xglm",
-        text(
-            "XGLMConfig",
-            "XGLMModel",
-            vocab_size=50,
-            d_model=16,
-            ffn_dim=32,
-            num_layers=1,
-            attention_heads=2,
-            max_position_embeddings=32,
-        ),
-    )
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    yield "mixtral", text("MixtralConfig", "MixtralModel", **experts, **rope)
+    yield "t5_encoder", text("T5Config", "T5EncoderModel", **T5)
+    yield "xglm", text("XGLMConfig", "XGLMModel", **XGLM, max_position_embeddings=32)
     yield "clip_text", text("CLIPTextConfig", "CLIPTextModel", **{**TINY, "eos_token_id": 2})
     clip = ("CLIPVisionConfig", "CLIPVisionModel", "pooler_output")
     yield "clip_vision", picture(*clip, **VISION)
@@ -189,37 +114,13 @@ def networks() -> Iterator[tuple[str, Builder]]:
     yield "hf_vit", picture("ViTConfig", "ViTForImageClassification", "logits", **VISION)
     yield "hf_deit", picture("DeiTConfig", "DeiTForImageClassification", "logits", **VISION)
     yield "dinov2", picture("Dinov2Config", "Dinov2Model", **VISION)
-    yield (
-        "dinov2_registers",
-        picture("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", **VISION),
-    )
+    registers = ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel")
+    yield "dinov2_registers", picture(*registers, **VISION)
     yield "siglip", picture("SiglipVisionConfig", "SiglipVisionModel", "pooler_output", **VISION)
     yield "vit_mae", lambda: _mae(hf)
-    yield (
-        "hf_swin",
-        picture(
-            "SwinConfig",
-            "SwinModel",
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=[1, 1],
-            num_heads=[2, 2],
-            window_size=4,
-        ),
-    )
-    yield (
-        "segformer",
-        picture(
-            "SegformerConfig",
-            "SegformerForImageClassification",
-            "logits",
-            depths=[1, 1, 1, 1],
-            hidden_sizes=[8, 8, 16, 16],
-            num_attention_heads=[1, 1, 2, 2],
-            image_size=64,
-        ),
-    )
+    yield "hf_swin", picture("SwinConfig", "SwinModel", image_size=32, **SWIN)
+    classified, heads = "SegformerForImageClassification", {"num_attention_heads": [1, 1, 2, 2]}
+    yield "segformer", picture("SegformerConfig", classified, "logits", **SEGFORMER, **heads)
     yield "perceiver", lambda: _perceiver(hf)
     yield "whisper_encoder", lambda: _whisper(hf)
     yield "whisper", lambda: _whisper_whole(hf)
@@ -247,93 +148,46 @@ def _mae(hf: Any) -> Built:
 
 
 def _perceiver(hf: Any) -> Built:
-    config = hf.PerceiverConfig(
-        num_latents=4,
-        d_latents=16,
-        d_model=8,
-        num_blocks=1,
-        num_self_attends_per_block=1,
-        num_self_attention_heads=2,
-        num_cross_attention_heads=2,
-    )
-    return Call(hf.PerceiverModel(config), ("inputs",), "last_hidden_state"), (sequence(),)
-
-
-def _whisper_config(hf: Any) -> Any:
-    return hf.WhisperConfig(
-        **CODERS,
-        vocab_size=50,
-        num_mel_bins=8,
-        max_source_positions=10,
-        max_target_positions=16,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
+    net = hf.PerceiverModel(hf.PerceiverConfig(**PERCEIVER))
+    return Call(net, ("inputs",), "last_hidden_state"), (sequence(),)
 
 
 def _whisper(hf: Any) -> Built:
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    net = Call(WhisperEncoder(_whisper_config(hf)), ("input_features",), "last_hidden_state")
+    net = Call(
+        WhisperEncoder(hf.WhisperConfig(**WHISPER)),
+        ("input_features",),
+        "last_hidden_state",
+    )
     return net, (torch.randn(2, 8, 20),)
 
 
 def _whisper_whole(hf: Any) -> Built:
     names = ("input_features", "decoder_input_ids", "decoder_attention_mask")
-    net = Call(hf.WhisperModel(_whisper_config(hf)), names, "last_hidden_state", use_cache=False)
+    net = Call(
+        hf.WhisperModel(hf.WhisperConfig(**WHISPER)),
+        names,
+        "last_hidden_state",
+        use_cache=False,
+    )
     return net, (torch.randn(2, 8, 20), tokens(), torch.ones(2, 7, dtype=torch.int64))
 
 
 def _speech(hf: Any, name: str) -> Built:
-    config = getattr(hf, f"{name}Config")(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=(8, 8),
-        conv_stride=(5, 2),
-        conv_kernel=(10, 3),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        mask_time_prob=0.0,
-        layerdrop=0.0,
-    )
+    config = getattr(hf, f"{name}Config")(**SPEECH, **CONVOLUTIONS)
     net = getattr(hf, f"{name}Model")(config)
     return Call(net, ("input_values",), "last_hidden_state"), (torch.randn(2, 400),)
 
 
 def _detr(hf: Any) -> Built:
-    backbone = hf.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_indices=[2], layer_type="basic"
-    )
-    config = hf.DetrConfig(
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone=None,
-        backbone_config=backbone,
-        **CODERS,
-        num_queries=5,
-    )
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]}
+    backbone = hf.ResNetConfig(**sizes, out_indices=[2], layer_type="basic")
+    own = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    config = hf.DetrConfig(**own, backbone_config=backbone, **CODERS, num_queries=5)
     return Call(hf.DetrForObjectDetection(config), ("pixel_values",), "logits"), (image(64),)
 
 
 def _patches(hf: Any) -> Built:
-    config = hf.PatchTSTConfig(
-        num_input_channels=2,
-        context_length=16,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        ffn_dim=32,
-        prediction_length=4,
-        do_mask_input=False,
-    )
-    net = hf.PatchTSTForPrediction(config)
+    net = hf.PatchTSTForPrediction(hf.PatchTSTConfig(**PATCHES))
     return Call(net, ("past_values",), "prediction_outputs"), (torch.randn(2, 16, 2),)
