@@ -25,7 +25,7 @@ from ortflex_plugins.c.generator import Generated, Layout, Memory, generate
 from ortflex_plugins.c.products import Machine
 from ortflex_plugins.operators.calls import NotTranslatable
 from tests import models
-from tests.plugins.test_xla_operators import array, check, every_case
+from tests.plugins.test_operators import as_array, check, standard_cases
 
 pytestmark = pytest.mark.once
 SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "8")) * 24
@@ -37,7 +37,7 @@ def program_of(case: Any) -> tuple[Program, list[Any]]:
     """The model of a case with the sizes of its data, and its inputs."""
     proto = onnx.ModelProto()
     proto.CopyFrom(case.model)
-    given = [array(v) for v in case.data_sets[0][0]]
+    given = [as_array(v) for v in case.data_sets[0][0]]
     for value, own in list(zip(proto.graph.input, given, strict=True))[1:]:
         # Sizes and axes are known in a training step.
         if own.dtype == np.int64 and own.ndim <= 1:
@@ -52,7 +52,7 @@ def program_of(case: Any) -> tuple[Program, list[Any]]:
     ]
     outputs = [
         TensorSpec(o.name, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for o, a in zip(proto.graph.output, map(array, case.data_sets[0][1]), strict=False)
+        for o, a in zip(proto.graph.output, map(as_array, case.data_sets[0][1]), strict=False)
     ]
     made = Program(
         name="case",
@@ -81,7 +81,7 @@ def computed(case: Any, machine: Machine = MACHINE) -> list[Any]:
     library = compiler.load_library(generated.source, ("-O1",))
     state = np.zeros(layout.size + 64, np.uint8)
     memory = np.zeros(generated.arena + 64, np.uint8)
-    every = [array(v) for v in case.data_sets[0][0]]
+    every = [as_array(v) for v in case.data_sets[0][0]]
     by_name = dict(zip([i.name for i in case.model.graph.input], every, strict=True))
     data = [np.ascontiguousarray(by_name[str(k)]) for k in generated.frozen]
     pointers = (ctypes.c_void_p * (len(data) + 1))(*(a.ctypes.data for a in data))
@@ -108,7 +108,7 @@ def plain_cases() -> list[tuple[str, Any]]:
     """The cases of types that C has."""
     return [
         (operator, case)
-        for operator, case in every_case()
+        for operator, case in standard_cases()
         if not any(word in case.name.lower() for word in NOT_IN_C)
     ]
 

@@ -15,15 +15,16 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import Runtime, gradient_model, require_runtime
+from ortflex_core import Runtime, gradient_model, internals_of, require_runtime
 from ortflex_core.compiler.programs import stages
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
 from ortflex_plugins.backends.ort_gradients_table import TABLE
+from ortflex_plugins.pictures import draw
 from tests import builder_worker, children
-from tests.models import floats, in_float64, model, predict, weights_of
+from tests.models import floats, in_float64, mlp, model, predict, weights_of
 from tests.plugins.ort_gradient_cases import CASES, Case, graph, ints, pos, problem, rn
-from tests.training import make
+from tests.training import make, regression
 from tests.training import plugins as installed
 
 OLD = Runtime(distribution="onnxruntime-training", version="1.16.3", max_opset=19, max_ir=9)
@@ -294,7 +295,6 @@ def test_a_refusal_tells_what_would_help() -> None:
     alone = problem(chain("Atan", "Tanh"), ["W0", "W1"])
     assert "fused" not in ort_gradients.reasons(alone, OLD)[0]
     last = problem(chain("Tanh", "Atan"), ["W0", "W1"])
-    last = problem(chain("Tanh", "Atan"), ["W0", "W1"])
     assert ort_gradients.reasons(last, OLD)[0].endswith("gradient for this operator.")
     # What no parameter reaches does not matter.
     assert ort_gradients.reasons(problem(chain("Atan", "Tanh"), ["W1"]), OLD) == []
@@ -406,3 +406,21 @@ def test_training_session_reads_weights_before_it_writes_them() -> None:
     trainer.fit(x, y)
     for name, after in trainer.get_state().items():
         np.testing.assert_allclose(after, expected[name], rtol=0, atol=1e-6)
+
+
+def test_pictures_of_the_four_graphs_of_forward_backward() -> None:
+    trainer = make(mlp(), backend="training_agent", epochs=1, penalty="l2")
+    trainer.fit(*regression(8, 6))
+    names = internals_of(trainer).problem.parameters
+    graphs = trainer.save_onnx_graph()
+    levels = {n: draw(g, params=names, fold=False).level for n, g in graphs.items()}
+    assert {name: {i.kind for i in level.items} for name, level in levels.items()} == {
+        "forward": {"io", "forward"},
+        "gradient": {"io", "forward", "backward"},
+        "loss": {"io", "loss", "backward"},
+        "update": {"io", "penalty", "backward", "update"},
+    }
+    for name in ("forward", "update"):
+        items = levels[name].items
+        trained = {c.text.split(" ")[0] for i in items for c in i.chips if c.kind == "parameter"}
+        assert trained == set(names), name

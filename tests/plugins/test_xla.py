@@ -1,7 +1,9 @@
-"""The backend xla next to fused: the same losses, weights and state; recompute=."""
+"""The backend xla next to fused: the same losses, weights and state; recompute=; its operators."""
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +14,20 @@ import pytest
 
 from ortflex_core import Trainer
 from ortflex_core.compiler.runtime import session
+from ortflex_plugins.backends.xla.namespaces import JaxForms
+from ortflex_plugins.operators.calls import NotTranslatable
+from ortflex_plugins.operators.translation import ModelFunction
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.compiled_training import CompiledTraining, fitted
 from tests.plugins.damaged_files import WAYS, damage
+from tests.plugins.test_operators import as_array, check, standard_cases
 from tests.training import make, regression
 
 jax = pytest.importorskip("jax")
+
+SAMPLE = int(os.environ.get("ORTFLEX_TEST_SAMPLE", "8")) * 4
 
 
 class TestTraining(CompiledTraining):
@@ -108,6 +116,32 @@ def test_a_damaged_cache_of_jax_changes_no_result(
     damage(jax_cache, way)
     with pytest.warns(UserWarning, match="jit__"):  # so the entry was read
         assert trained() == wanted
+
+
+def test_jax_form_gives_the_expected_outputs_of_the_standard() -> None:
+    forms, count = JaxForms(), 0
+    for _, case in standard_cases():
+        if zlib.crc32(case.name.encode()) % SAMPLE:
+            continue
+        inputs = [as_array(v) for v in case.data_sets[0][0]]
+        # Real inputs are data; integers may be sizes, which have to be known.
+        data = [k for k, v in enumerate(inputs) if v.dtype.kind not in "biuOSU"]
+        function = ModelFunction(case.model, forms)
+
+        def on_data(*arrays: Any, f: Any = function, i: Any = inputs, d: Any = data) -> list[Any]:
+            values = list(i)
+            for k, array in zip(d, arrays, strict=True):
+                values[k] = array
+            return f(values)  # type: ignore[no-any-return]
+
+        with jax.enable_x64(True):
+            try:
+                got = jax.jit(on_data)(*[inputs[k] for k in data])
+            except NotTranslatable:
+                continue
+            check(case, got)
+        count += 1
+    assert count >= 20
 
 
 LAYERS, WIDTH, ROWS = 12, 64, 2048
