@@ -21,7 +21,7 @@ from ortflex_core.kernel.files import OutputError
 from ortflex_core.training.data import column_files, derived
 from ortflex_core.training.data.prefix_session import PrefixSession
 from tests.core import test_derived_columns as columns
-from tests.core.test_derived_columns import images
+from tests.core.test_derived_columns import X, Y, images
 from tests.core.test_derived_columns import rows_run as rows_run
 from tests.training import same
 
@@ -50,10 +50,9 @@ def computed(rows_run: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_file_leaves_the_bits_of_memory_and_is_removed(folder: Path) -> None:
-    x, y = images()
     memory, disk = trainer(cache="memory"), trainer()
     for run in (memory, disk):
-        run.fit(x, y, validation_data=(x[:10], y[:10]))
+        run.fit(X, Y, validation_data=(X[:10], Y[:10]))
     same(disk.get_state(), memory.get_state(), 0)
     assert disk.validation_losses_ == memory.validation_losses_
     assert len(files(folder)) == 2
@@ -65,19 +64,17 @@ def test_a_file_leaves_the_bits_of_memory_and_is_removed(folder: Path) -> None:
 
 
 def test_auto_takes_a_file_for_large_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = images()
     small = trainer(cache="auto")
-    small.fit(x, y)
+    small.fit(X, Y)
     assert not folder.exists()
     monkeypatch.setattr(derived, "MOST_MEMORY", 1000)
     large = trainer(cache="auto")
-    large.fit(x, y)
+    large.fit(X, Y)
     assert len(files(folder)) == 1
     same(large.get_state(), small.get_state(), 0)
 
 
 def test_a_resumed_run_finds_the_columns(folder: Path, tmp_path: Path, computed: list[int]) -> None:
-    x, y = images()
 
     def epoch_end(trainer: Trainer, progress: Any) -> None:
         if progress.epoch == 1:
@@ -85,7 +82,7 @@ def test_a_resumed_run_finds_the_columns(folder: Path, tmp_path: Path, computed:
             shutil.copytree(folder, tmp_path / "left")
 
     whole = trainer(callbacks=[epoch_end])
-    whole.fit(x, y)
+    whole.fit(X, Y)
     expected = whole.get_state()
     plugins = whole.plugins
     del whole
@@ -94,7 +91,7 @@ def test_a_resumed_run_finds_the_columns(folder: Path, tmp_path: Path, computed:
     folder.chmod(0o700)
     before = sum(computed)
     resumed = Trainer.resume(tmp_path / "run", plugins=plugins, callbacks=[])
-    resumed.fit(x, y)
+    resumed.fit(X, Y)
     same(resumed.get_state(), expected, 0)
     assert sum(computed) - before == 2  # which tell the types
     del resumed
@@ -106,9 +103,8 @@ def test_a_resumed_run_finds_the_columns(folder: Path, tmp_path: Path, computed:
 def test_a_damaged_file_is_computed_again(
     folder: Path, tmp_path: Path, damage: str, computed: list[int]
 ) -> None:
-    x, y = images()
     first = trainer()
-    first.fit(x, y)
+    first.fit(X, Y)
     [path] = files(folder)
     content = bytearray(path.read_bytes())
     if damage == "flipped":
@@ -122,18 +118,17 @@ def test_a_damaged_file_is_computed_again(
         path.write_bytes(bytes(content[:end]) + b"x" * (damage == "long"))
     before = sum(computed)
     second = trainer()
-    second.fit(x, y)
+    second.fit(X, Y)
     assert sum(computed) - before >= 30
     same(second.get_state(), first.get_state(), 0)
 
 
 def test_other_rows_and_other_weights_have_other_files(folder: Path) -> None:
-    x, y = images()
-    changed = x.copy()
+    changed = X.copy()
     changed[29, 0, 7, 7] += 1
     runs = [trainer(), trainer(), trainer(seed=1)]
-    for run, rows in zip(runs, (x, changed, x), strict=True):
-        run.fit(rows, y)
+    for run, rows in zip(runs, (X, changed, X), strict=True):
+        run.fit(rows, Y)
     assert len(files(folder)) == 3
 
 
@@ -147,7 +142,7 @@ def test_a_full_disk_is_an_early_error(folder: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(module, name, answer)
             with pytest.raises(DataError, match="TMPDIR"):
-                trainer().fit(*images())
+                trainer().fit(X, Y)
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
@@ -171,7 +166,7 @@ def test_a_folder_that_others_can_write_to_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(OutputError, match="TMPDIR"):
-        trainer().fit(*images())
+        trainer().fit(X, Y)
 
 
 def test_old_files_of_killed_processes_are_removed(folder: Path) -> None:
@@ -182,7 +177,7 @@ def test_old_files_of_killed_processes_are_removed(folder: Path) -> None:
         past = path.stat().st_mtime - age * 24 * 3600
         os.utime(path, (past, past))
     run = trainer()
-    run.fit(*images())
+    run.fit(X, Y)
     assert {path.stem for path in files(folder)} & {"new", "old"} == {"new"}
 
 
@@ -197,9 +192,8 @@ OCCUPIED: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", ["folder", "filled folder", *OCCUPIED])
 def test_something_else_is_in_its_place(kind: str, folder: Path, computed: list[int]) -> None:
     """It is replaced; a folder is refused before the rows are computed, and kept."""
-    x, y = images()
     first = trainer()
-    first.fit(x, y)
+    first.fit(X, Y)
     (path,) = files(folder)
     wanted = first.get_state()
     path.unlink()
@@ -207,15 +201,15 @@ def test_something_else_is_in_its_place(kind: str, folder: Path, computed: list[
     if kind in OCCUPIED:
         OCCUPIED[kind](path)
         again = trainer()
-        again.fit(x, y)
+        again.fit(X, Y)
         same(again.get_state(), wanted, 0)
         return
     path.mkdir()
     if kind == "filled folder":
         (path / "mine").write_text("x")
     with pytest.raises(OutputError, match=r"is a folder, where the file .* remove it, set TMPDIR"):
-        trainer().fit(x, y)
+        trainer().fit(X, Y)
     assert sum(computed) - before <= 8  # a few rows give the types
     assert path.is_dir()
     path.rename(folder / "elsewhere")
-    trainer().fit(x, y)
+    trainer().fit(X, Y)

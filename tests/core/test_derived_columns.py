@@ -30,6 +30,9 @@ def images(rows: int = 30, seed: int = 4) -> tuple[Array, Array]:
     return x, (x.mean((1, 2, 3)) * 40).astype(np.int64) % 4
 
 
+X, Y = images()
+
+
 def trainer(seed: int = 0, **options: Any) -> Trainer:
     settings: dict[str, Any] = {"loss": "softmax_cross_entropy", "params": HEAD}
     settings |= {"batch_size": 8, "epochs": 3, "learning_rate": 0.05}
@@ -68,11 +71,10 @@ def rows_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @every_backend
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted: bool) -> None:
-    x, y = images()
-    weight = np.linspace(0.1, 2, len(x)) if weighted else None
-    held = (x[:11], y[:11])
+    weight = np.linspace(0.1, 2, len(X)) if weighted else None
+    held = (X[:11], Y[:11])
     options: dict[str, Any] = {"backend": backend, "epochs": 5}
-    runs = both(trainer, lambda run: run.fit(x, y, weight, validation_data=held), **options)
+    runs = both(trainer, lambda run: run.fit(X, Y, weight, validation_data=held), **options)
     derived, whole = runs
     same(derived.get_state(), whole.get_state())
     files = [run.export() for run in runs]
@@ -81,10 +83,10 @@ def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted:
     asked: list[tuple[Callable[[Trainer], Any], float]] = [
         (lambda run: run.train_losses_, 1e-5),
         (lambda run: run.validation_losses_, 1e-5),
-        (lambda run: run.evaluate(x, y, weight)["loss"], 1e-5),
-        (lambda run: run.per_sample_losses(x, y), 1e-4),
-        (lambda run: run.predict(x), 1e-4),
-        *((lambda run, name=name: run.predict(x, name), 1e-4) for name in ("c", "f", "scores")),
+        (lambda run: run.evaluate(X, Y, weight)["loss"], 1e-5),
+        (lambda run: run.per_sample_losses(X, Y), 1e-4),
+        (lambda run: run.predict(X), 1e-4),
+        *((lambda run, name=name: run.predict(X, name), 1e-4) for name in ("c", "f", "scores")),
     ]
     for ask, tolerance in asked:
         np.testing.assert_allclose(ask(derived), ask(whole), rtol=tolerance, atol=tolerance / 10)
@@ -92,8 +94,7 @@ def test_a_run_with_derived_columns_is_the_same_training(backend: str, weighted:
 
 def test_every_row_is_computed_once(rows_run: list[int]) -> None:
     run = trainer(backend="fused", epochs=4)
-    x, y = images()
-    run.fit(x, y, validation_data=(x[:10], y[:10]))
+    run.fit(X, Y, validation_data=(X[:10], Y[:10]))
     assert sum(rows_run) == 40 + 3 * 8 + 2 + 2  # three times the rows of the test, two for types
     assert inputs_of(run) == ["f"]
 
@@ -101,28 +102,26 @@ def test_every_row_is_computed_once(rows_run: list[int]) -> None:
 @pytest.mark.parametrize("cache", ["memory", "disk"])
 def test_a_second_training_computes_no_row_again(cache: str, rows_run: list[int]) -> None:
     run, whole = trainer(backend="fused", cache=cache), trainer(backend="fused", cache=False)
-    x, y = images()
-    held = (x[:10], y[:10])
-    run.find_rate(x, y, steps=4)
-    run.fit(x, y, validation_data=held)
+    held = (X[:10], Y[:10])
+    run.find_rate(X, Y, steps=4)
+    run.fit(X, Y, validation_data=held)
     before = sum(rows_run)
-    run.fit(x, y, validation_data=held)
+    run.fit(X, Y, validation_data=held)
     few = 3 * 8 + 2 + 2  # the rows of the test, and of types
     assert sum(rows_run) - before == few
     for _ in range(2):
-        whole.fit(x, y, validation_data=held)
+        whole.fit(X, Y, validation_data=held)
     same(run.get_state(), whole.get_state())
-    changed = x.copy()
+    changed = X.copy()
     changed[3] += 1
-    run.fit(changed, y)
-    assert sum(rows_run) - before - few >= len(x)
+    run.fit(changed, Y)
+    assert sum(rows_run) - before - few >= len(X)
 
 
 def test_columns_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = images()
     monkeypatch.setattr(memory_limits, "available", lambda: 1000)
     with pytest.raises(DataError, match="cache='disk'"):
-        trainer(backend="fused", cache="memory").fit(x, y)
+        trainer(backend="fused", cache="memory").fit(X, Y)
 
 
 def test_a_plain_network_has_no_prefix(rows_run: list[int]) -> None:
@@ -137,38 +136,35 @@ def batch_drawn(batch: dict[str, Array], rng: np.random.Generator) -> None:
 
 
 def test_rows_that_change_are_not_computed_once(rows_run: list[int]) -> None:
-    x, y = images()
     states = []
     for cache in ("auto", "memory", False):
         run = trainer(backend="fused", cache=cache, callbacks=[batch_drawn])
-        run.fit(x, y)
+        run.fit(X, Y)
         assert inputs_of(run) == ["X"]
         states.append(run.get_state())
     for state in states[1:]:
         same(state, states[0], 0)
     batches = trainer(backend="fused")
-    batches.fit(Batches([(x[:8], y[:8]), (x[8:16], y[8:16])]))
+    batches.fit(Batches([(X[:8], Y[:8]), (X[8:16], Y[8:16])]))
     assert inputs_of(batches) == ["X"]
     assert rows_run == []
 
 
 def test_step_computes_the_whole_model_until_fit_did_not(rows_run: list[int]) -> None:
-    x, y = images()
     run, whole = trainer(backend="fused"), trainer(backend="fused", cache=False)
     for one in (run, whole):
-        one.step((x[:8], y[:8]))
+        one.step((X[:8], Y[:8]))
     assert rows_run == []
     for one in (run, whole):
-        one.fit(x, y)
-        one.step((x[:8], y[:8]))
+        one.fit(X, Y)
+        one.step((X[:8], Y[:8]))
     same(run.get_state(), whole.get_state())
     assert inputs_of(run) == ["f"]
 
 
 def test_groups_that_start_later_keep_the_columns(rows_run: list[int]) -> None:
-    x, y = images()
     groups = [{"params": "shift", "start_epoch": 2}]
-    runs = both(trainer, lambda run: run.fit(x, y), backend="fused", groups=groups, epochs=4)
+    runs = both(trainer, lambda run: run.fit(X, Y), backend="fused", groups=groups, epochs=4)
     same(*(run.get_state() for run in runs))
     assert sum(rows_run) == 30 + 3 * 8 + 2
 
@@ -225,19 +221,18 @@ def test_mixed_rows_are_found_where_neighbors_are_equal(batch_size: int) -> None
 
 
 def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    x, y = images()
 
     def epoch_end(trainer: Trainer, progress: Any) -> None:
         if progress.epoch == 2:
             trainer.save(tmp_path / "run")
 
     whole = trainer(backend="fused", callbacks=[epoch_end], epochs=4)
-    whole.fit(x, y)
+    whole.fit(X, Y)
     resumed = Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[])
-    resumed.fit(x, y)
+    resumed.fit(X, Y)
     same(resumed.get_state(), whole.get_state(), 0)
     with pytest.raises(DataError, match="X"):
-        Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[]).fit(x[::-1], y)
+        Trainer.resume(tmp_path / "run", plugins=whole.plugins, callbacks=[]).fit(X[::-1], Y)
 
 
 ENCODE = 'ai.onnx.ml.OneHotEncoder<cats_strings = ["a", "b", "c"]>'
@@ -346,11 +341,10 @@ def test_the_columns_of_a_frame_are_inputs_of_their_names() -> None:
 
 
 def test_a_line_says_what_is_computed_once(capfd: pytest.CaptureFixture[str]) -> None:
-    x, y = images()
     run = trainer(backend="fused", epochs=1, progress=None)
     for _ in range(3):
-        run.fit(x, y)
-    trainer(backend="fused", epochs=1, progress=None, callbacks=[batch_drawn]).fit(x, y)
+        run.fit(X, Y)
+    trainer(backend="fused", epochs=1, progress=None, callbacks=[batch_drawn]).fit(X, Y)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("cache: ")]
     assert len(lines) == 2
     assert "f [" in lines[0]

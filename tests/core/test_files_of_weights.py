@@ -259,9 +259,7 @@ def test_several_processes_that_export_to_one_path(tmp_path: Path) -> None:
     """Every pair that a reader sees is of one export: its tensors are all of one number."""
     path = pair(tmp_path / "m.onnx", value=0.0)
     code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "import numpy as np\n"
+        "import sys\nfrom pathlib import Path\nimport numpy as np\n"
         "from ortflex_core import Model\n"
         "from tests.core.test_files_of_weights import SIZES\n"
         "path, number = Path(sys.argv[1]), float(sys.argv[2])\n"
@@ -375,9 +373,8 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- live Trainers
 
 
-def data() -> Any:
-    rng = np.random.default_rng(5)
-    return rng.standard_normal((16, 40)).astype(np.float32), np.arange(16) % 3
+X = np.random.default_rng(5).standard_normal((16, 40)).astype(np.float32)
+Y = np.arange(16) % 3
 
 
 def trainer(path: Path, params: Any, **options: Any) -> Trainer:
@@ -393,42 +390,40 @@ def test_an_export_over_the_source_file_leaves_live_trainers_unchanged(
     layout: dict[str, int], params: list[str], by: str, tmp_path: Path
 ) -> None:
     """Whichever Trainer of the file exports: offsets move, and frozen tensors stay what they are."""
-    x, y = data()
     path = pair(tmp_path / "m.onnx", **layout)
     shutil.copytree(tmp_path, tmp_path / "twin")
     twin, live = trainer(tmp_path / "twin" / "m.onnx", params), trainer(path, params)
     exporter = live if by == "itself" else trainer(path, ["w2"], learning_rate=0.3)
     if by != "another before any fit":
-        twin.fit(x, y)
-        live.fit(x, y)
+        twin.fit(X, Y)
+        live.fit(X, Y)
     if exporter is not live:
-        exporter.fit(x, y)
+        exporter.fit(X, Y)
     exporter.export(path)
     # A file of the old name, too, with other bytes.
     (tmp_path / "m.onnx.data").write_bytes(b"\xee" * 40_000)
     for both in (twin, live):
-        both.fit(x, y)
-    assert live.evaluate(x, y) == twin.evaluate(x, y)
+        both.fit(X, Y)
+    assert live.evaluate(X, Y) == twin.evaluate(X, Y)
     for name, one in (("second", live), ("wanted", twin)):
         one.export(tmp_path / f"{name}.onnx")
         one.save(tmp_path / name)
     assert equal(weights(tmp_path / "second.onnx"), weights(tmp_path / "wanted.onnx"))
     again = Trainer.resume(tmp_path / "second", plugins=plugins())
-    again.fit(x, y)
-    twin.fit(x, y)
+    again.fit(X, Y)
+    twin.fit(X, Y)
     assert equal(models.weights_of(again.export()), models.weights_of(twin.export()))
 
 
 @pytest.mark.usefixtures("low_limit")
 def test_a_checkpoint_removed_under_a_trainer_and_one_that_links_to_it(tmp_path: Path) -> None:
-    x, y = data()
     one = trainer(pair(tmp_path / "m.onnx"), ["w1"])
-    one.fit(x, y)
+    one.fit(X, Y)
     one.save(tmp_path / "a")
     one.save(tmp_path / "b")  # its model is linked to that of the first
     again = Trainer.resume(tmp_path / "a", plugins=plugins())
     shutil.rmtree(tmp_path / "a")
-    again.fit(x, y)
+    again.fit(X, Y)
     again.save(tmp_path / "c")
     shutil.rmtree(tmp_path / "b")
     last = Trainer.resume(tmp_path / "c", plugins=plugins())
@@ -441,9 +436,8 @@ def test_a_checkpoint_removed_under_a_trainer_and_one_that_links_to_it(tmp_path:
 @pytest.mark.parametrize("how", ["bytes", "shorter", "longer"])
 def test_a_file_that_others_change_in_place_is_refused(how: str, tmp_path: Path) -> None:
     """By every way to read it; the trained tensors are still there."""
-    x, y = data()
     one = trainer(pair(tmp_path / "m.onnx"), ["w1"])
-    one.fit(x, y)
+    one.fit(X, Y)
     trained = one.get_state()["w1"]
     file = tmp_path / "m.onnx.data"
     size, stamp = file.stat().st_size, file.stat().st_mtime_ns
@@ -454,9 +448,9 @@ def test_a_file_that_others_change_in_place_is_refused(how: str, tmp_path: Path)
             out.truncate(size // 2 if how == "shorter" else size + 1)
     os.utime(file, ns=(stamp + 10**9, stamp + 10**9))
     for read in (
-        lambda: one.fit(x, y),
-        lambda: one.evaluate(x, y),
-        lambda: one.predict(x),
+        lambda: one.fit(X, Y),
+        lambda: one.evaluate(X, Y),
+        lambda: one.predict(X),
         lambda: one.export(),
         lambda: one.export(tmp_path / "out.onnx"),
         lambda: one.model.initializer("w0"),

@@ -42,18 +42,14 @@ from tests.tracing import NEWEST
 from tests.training import make, plugins, usable
 
 BATCH_FIRST = {
-    "RNN": (1, "y, h = RNN <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0)", "y, h"),
-    "GRU": (3, "y, h = GRU <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0)", "y, h"),
-    "LSTM": (
-        4,
-        "y, h, c = LSTM <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0, c0)",
-        "y, h, c",
-    ),
+    "RNN": (1, "x, w, r, b, , h0", "y, h"),
+    "GRU": (3, "x, w, r, b, , h0", "y, h"),
+    "LSTM": (4, "x, w, r, b, , h0, c0", "y, h, c"),
 }
 
 
 def recurrent(operator: str, direction: str) -> tuple[str, dict[str, Any]]:
-    gates, node, results = BATCH_FIRST[operator]
+    gates, given, results = BATCH_FIRST[operator]
     sides = 2 if direction == "bidirectional" else 1
     feeds = {
         "x": data(2, 3, 2),
@@ -67,8 +63,14 @@ def recurrent(operator: str, direction: str) -> tuple[str, dict[str, Any]]:
     formals = ", ".join(f"FLOAT[{', '.join(map(str, a.shape))}] {n}" for n, a in feeds.items())
     outputs = ", ".join(f"FLOAT[] {n}" for n in results.split(", "))
     outputs = outputs.replace("FLOAT[]", "FLOAT[a, b, c]").replace("[a, b, c] y", "[a, b, c, d] y")
-    text = f"({formals}) => ({outputs}) {{ {node.replace('{d}', chr(34) + direction + chr(34))} }}"
-    return text, feeds
+    node = f'{operator} <hidden_size=2, layout=1, direction="{direction}"> ({given})'
+    return f"({formals}) => ({outputs}) {{ {results} = {node} }}", feeds
+
+
+oracle_of_recurrence = pytest.mark.skipif(
+    version_tuple(onnx.__version__) < (1, 23),
+    reason="onnx's reference, the oracle, has not all of it, and its RNN is wrong in reverse",
+)
 
 
 def by_hand(operator: str, direction: str) -> Any:
@@ -87,10 +89,7 @@ def by_hand(operator: str, direction: str) -> Any:
     return run
 
 
-@pytest.mark.skipif(
-    version_tuple(onnx.__version__) < (1, 23),
-    reason="onnx's reference, the oracle, has not all of it",
-)
+@oracle_of_recurrence
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("operator", BATCH_FIRST)
 def test_recurrent_operators_with_the_batch_first(operator: str, direction: str) -> None:
@@ -137,13 +136,8 @@ CAUSAL = """(FLOAT[1, 2, 2, 2] q, FLOAT[1, 2, 1, 2] k, FLOAT[1, 2, 1, 2] v,
 
 @pytest.mark.skipif(NEWEST < 23, reason="the operator needs opset 23")
 def test_a_form_that_runtimes_compute_otherwise_is_computed_as_the_file_says() -> None:
-    feeds = {
-        "q": data(1, 2, 2, 2),
-        "k": data(1, 2, 1, 2, seed=1),
-        "v": data(1, 2, 1, 2, seed=2),
-        "pk": data(1, 2, 2, 2, seed=3),
-        "pv": data(1, 2, 2, 2, seed=4),
-    }
+    rows = {"q": 2, "k": 1, "v": 1, "pk": 2, "pv": 2}
+    feeds = {name: data(1, 2, n, 2, seed=k) for k, (name, n) in enumerate(rows.items())}
     source = agree(CAUSAL, feeds, opset=23)
     plain = models.predict(source, {n: a.astype("f4") for n, a in feeds.items()})
     made = Model(source)
@@ -153,32 +147,26 @@ def test_a_form_that_runtimes_compute_otherwise_is_computed_as_the_file_says() -
     assert plain["y"].shape == (1, 2, 2, 2)
 
 
-@pytest.mark.skipif(
-    version_tuple(onnx.__version__) < (1, 23), reason="the oracle's RNN is wrong in reverse"
-)
+@oracle_of_recurrence
 def test_nodes_of_subgraphs_are_taken_apart_too() -> None:
     text, feeds = recurrent("RNN", "forward")
     head, _, body = text.partition("{")
     formals = head[head.index("(") : head.index("=>")]
     inner = body.rstrip("} ").replace("y, h = ", "yi, hi = ")
-    source = f"{formals} => (FLOAT[a, b, c, d] y, FLOAT[a, b, c] h) {{ "
-    source += (
-        "s = ReduceSum<keepdims=0>(x) zero = Constant<value = FLOAT {0}>() go = Less(s, zero) "
-    )
-    source += "y, h = If(go) < "
-    source += f"then_branch = t () => (FLOAT[a, b, c, d] yi, FLOAT[a, b, c] hi) {{ {inner} }}, "
-    inner = inner.replace("yi, hi", "yn, hn").replace("forward", "reverse")
-    source += f"else_branch = e () => (FLOAT[a, b, c, d] yn, FLOAT[a, b, c] hn) {{ {inner} }} > }}"
+    other = inner.replace("yi, hi", "yn, hn").replace("forward", "reverse")
+    source = f"""{formals} => (FLOAT[a, b, c, d] y, FLOAT[a, b, c] h) {{
+        s = ReduceSum<keepdims=0>(x) zero = Constant<value = FLOAT {{0}}>() go = Less(s, zero)
+        y, h = If(go) <
+        then_branch = t () => (FLOAT[a, b, c, d] yi, FLOAT[a, b, c] hi) {{ {inner} }},
+        else_branch = e () => (FLOAT[a, b, c, d] yn, FLOAT[a, b, c] hn) {{ {other} }} > }}"""
     for sign, direction in ((-1, "forward"), (1, "reverse")):
         given = {**feeds, "x": sign * np.abs(feeds["x"])}
         agree(source, given, opset=14, oracle=by_hand("RNN", direction))
 
 
 def test_nothing_is_done_to_a_model_whose_operators_have_kernels() -> None:
-    bare = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y) '
-        "{ a = Relu(x) b = Softmax(a) y = LayerNormalization(b, b) }"
-    )
+    body = "a = Relu(x) b = Softmax(a) y = LayerNormalization(b, b)"
+    bare = models.parsed(body, {}, "float[N, 2] x", "float[N, 2] y")
     assert kernels.inlined(bare) == (bare, {})
     assert kernels.inlined(bare)[0] is bare
 
@@ -209,18 +197,16 @@ def test_a_body_gives_the_gradient_of_the_rule(operator: str) -> None:
     if since > NEWEST:
         pytest.skip(f"the operator needs opset {since}")
     arrays = {f"x{k}": data(*shape, seed=k).astype("f4") for k, shape in enumerate(shapes)}
-    without = {
-        name: Rules(table=dict(rules.table), declared=rules.declared)
-        for name, rules in FAMILIES.items()
-    }
-    for rules in without.values():
-        rules.table.pop(("", operator), None)
+    without = {}
+    for name, rules in FAMILIES.items():
+        table = {key: rule for key, rule in rules.table.items() if key != ("", operator)}
+        without[name] = Rules(table=table, declared=rules.declared)
     found = []
-    for table in (RuleTable(FAMILIES), RuleTable(without)):
+    for families in (FAMILIES, without):
         trace = Trace({"": max(since, 18)})
-        inputs = {n: trace.input(n, a.dtype, a.shape) for n, a in arrays.items()}
-        y = trace.op(operator, *inputs.values(), **attributes)
-        slopes = gradients([(y * y, None)], list(inputs.values()), table)
+        inputs = [trace.input(n, a.dtype, a.shape) for n, a in arrays.items()]
+        y = trace.op(operator, *inputs, **attributes)
+        slopes = gradients([(y * y, None)], inputs, RuleTable(families))
         program = build(trace, {f"d{k}": g for k, g in enumerate(slopes)}, name="backward")
         found.append(models.predict(program.proto(), arrays))
         assert [n.op_type for n in trace.by_body] == ([operator] if len(found) == 2 else [])
@@ -231,9 +217,7 @@ def test_a_body_gives_the_gradient_of_the_rule(operator: str) -> None:
 def test_what_has_no_body_has_none() -> None:
     node = onnx.helper.make_node("MatMul", ["a", "b"], ["c"])
     assert function_bodies.body_of(node, 17, [None, None]) is None
-    assert not function_bodies.has_body("MatMul")
-    assert not function_bodies.has_body("SequenceMap")
-    assert not function_bodies.has_body("NoSuchOperator")
+    assert not any(map(function_bodies.has_body, ("MatMul", "SequenceMap", "NoSuchOperator")))
 
 
 @pytest.mark.parametrize("dtype", [1, 10, 11, 16])
@@ -322,9 +306,8 @@ def test_a_missing_library_is_named() -> None:
 def test_every_session_loads_what_was_named_once(loaded: list[str]) -> None:
     session.session_options(1)
     assert loaded == []
-    session.use_library("one.so")
-    session.use_library("one.so")
-    session.use_library("other.so")
+    for path in ("one.so", "one.so", "other.so"):
+        session.use_library(path)
     del loaded[:]
     session.session_options(1)
     assert loaded == ["one.so", "other.so"]

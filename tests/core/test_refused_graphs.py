@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, helper
 
@@ -45,13 +44,8 @@ def around(step: NodeProto, constants: dict[str, Any] | None = None, opset: int 
         node("Add", ["X", "s"], ["Y"], "end"),
     ]
     ends = [models.floats("X", "N", 1, 4, 4)], [models.floats("Y", "N", 1, 4, 4)]
-    values = {"W": np.linspace(1, 2, 16, dtype=np.float32).reshape(1, 4, 4)}
-    made = models.model(nodes, *ends, values)
-    for name, value in (constants or {}).items():
-        made.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    del made.opset_import[:]
-    made.opset_import.append(helper.make_opsetid("", opset))
-    return made
+    values = {"W": np.linspace(1, 2, 16).reshape(1, 4, 4), **(constants or {})}
+    return models.model(nodes, *ends, values, opset=opset)
 
 
 def step(operator: str, *more: str, **attributes: Any) -> NodeProto:
@@ -60,13 +54,8 @@ def step(operator: str, *more: str, **attributes: Any) -> NodeProto:
 
 
 def runs(model: ModelProto) -> bool:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        session.run(None, {"X": X})
+        models.predict(model, {"X": X})
     except Exception:  # those of onnxruntime have no class in common
         return False
     return True
@@ -202,12 +191,8 @@ def test_what_is_not_refused_is_exported_and_loads(number: int) -> None:
 
 
 def parsed(body: str, opset: int = 17) -> ModelProto:
-    made: ModelProto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[N, 1] x) => (float[N, 1] y) '
-        f"<float[1, 1] w = {{2}}, int64[2] by = {{2, 1}}, "
-        f"float[2] scales = {{2, 1}}> {{ {body} }}"
-    )
-    return made
+    weights = {"w": np.full((1, 1), 2.0), "by": np.array([2, 1]), "scales": np.array([2.0, 1.0])}
+    return models.parsed(body, weights, "float[N, 1] x", "float[N, 1] y", opset=opset)
 
 
 def doubled(step: str, times: int, around: str = "{}") -> ModelProto:
@@ -288,15 +273,10 @@ def test_sizes_of_any_length_are_written() -> None:
 
 
 def chain(length: int) -> ModelProto:
-    names = [f"t{k}" for k in range(length)]
-    nodes = [
-        node("Tanh" if k % 100 == 0 else "Relu", [a], [b])
-        for k, (a, b) in enumerate(pairwise(names))
-    ]
-    nodes = [node("MatMul", ["X", "coef"], ["t0"]), *nodes, node("Identity", [names[-1]], ["Y"])]
-    return models.model(
-        nodes, [models.floats("X", "N", 5)], [models.floats("Y", "N", 1)], {"coef": np.ones((5, 1))}
-    )
+    last = length - 1
+    steps = (f"t{k + 1} = {'Relu' if k % 100 else 'Tanh'}(t{k})" for k in range(last))
+    body = f"t0 = MatMul(X, coef)  {'  '.join(steps)}  Y = Identity(t{last})"
+    return models.parsed(body, {"coef": np.ones((5, 1))}, "float[N, 5] X", "float[N, 1] Y")
 
 
 def test_a_chain_of_10_000_nodes_is_read_in_time() -> None:
@@ -323,9 +303,8 @@ def test_the_number_of_nodes_is_bounded_also_in_subgraphs_and_functions(inside: 
             opsets = [helper.make_opsetid("", 17)]
             for k in range(4):
                 share = [relu] * (count // 4 + (count % 4 if k == 0 else 0))
-                model.functions.append(
-                    helper.make_function("f", f"f{k}", ["x"], ["y"], share, opsets)
-                )
+                made = helper.make_function("f", f"f{k}", ["x"], ["y"], share, opsets)
+                model.functions.append(made)
         elif inside == "a branch":
             branch = helper.make_graph([relu] * (count - 1), "g", [], [])
             model.graph.node.append(node("If", ["c"], ["y"], then_branch=branch))
@@ -359,12 +338,8 @@ def test_loops_one_after_another_are_not_all_written_out() -> None:
     fits = MOST_ADDED // 128
     count = fits + 6
     loops = "  ".join(loop.format(a=k, b=k + 1) for k in range(count))
-    model = Model(
-        parsed(
-            "s0 = MatMul(x, w)  n = Constant <value = int64 {64}> ()  "
-            f"{loops}  y = Identity(s{count})"
-        )
-    )
+    head = "s0 = MatMul(x, w)  n = Constant <value = int64 {64}> ()"
+    model = Model(parsed(f"{head}  {loops}  y = Identity(s{count})"))
     trace = Trace(model.opsets)
     model.replay(trace, ["y"], {"x": trace.input("x", np.float32, ("N", 1))})
     operators = [made.op_type for made in trace.nodes]
