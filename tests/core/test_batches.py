@@ -17,7 +17,7 @@ from ortflex_core import Batches, Columns, DataError, Pieces, Trainer, hook, int
 from ortflex_core.training.data import augmentation
 from tests.core.test_frozen_norms import data, network
 from tests.models import linear, weights_of
-from tests.training import Recorder, bits, make, plugins, regression, same
+from tests.training import Recorder, bits, in_bytes, make, plugins, regression, same
 
 ROWS, SIZE, RATE = 12, 4, 0.05
 
@@ -285,12 +285,11 @@ def test_a_single_row_is_an_error_before_the_training(form: str) -> None:
     given = forms(*data(17))[form]
     settings: dict[str, Any] = {"backend": "fused", "batch_size": 8, "epochs": 1}
     trainer = make(network(), **settings)
-    before = trainer.get_state()
     with pytest.raises(DataError, match=f"last batch of one row.*{ONE}.*drop_last=True"):
         trainer.fit(*given)
+    file = weights_of(network())
     after = trainer.get_state(buffers=True)
-    for name, array in before.items():
-        np.testing.assert_array_equal(after[name], array)
+    assert in_bytes(after) == in_bytes({name: file[name] for name in after})
     with pytest.raises(DataError, match=f"batch_size is 1.*{ONE}"):
         make(network(), **settings | {"batch_size": 1}).fit(*given)
     for way in ({"drop_last": True}, {"batch_norm": "freeze"}, {"params": "head"}):

@@ -56,13 +56,14 @@ def put(place: Path, content: dict[str, str | None]) -> None:
 
 
 THESIS: dict[str, str | None] = {"thesis.txt": "the only copy"}
+THEIRS: dict[str, str | None] = {"checkpoint.json": '{"step": 3}'}
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "a folder": lambda place: put(place, THESIS),
     "a folder of folders": lambda place: put(place, {"chapters/one": None}),
     "a hidden folder": lambda place: put(place, {".git": None}),
-    "the record of another tool": lambda place: put(place, {"checkpoint.json": '{"step": 3}'}),
+    "the record of another tool": lambda place: put(place, THEIRS),
     "record and state of another tool": lambda place: put(
-        place, {"checkpoint.json": '{"step": 3}', "state.safetensors": "theirs"}
+        place, THEIRS | {"state.safetensors": "theirs"}
     ),
     "ours and a note": lambda place: put(trained().save(place), {"notes.txt": "the good one"}),
     "ours and another model": lambda place: put(trained().save(place), {"model/best.pt": "theirs"}),

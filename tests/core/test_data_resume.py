@@ -16,7 +16,7 @@ import pytest
 from ortflex_core import Batches, CheckpointError, DataError, Trainer, internals_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import children, models
-from tests.training import SaveAt, bits, make, plugins, regression
+from tests.training import SaveAt, bits, in_bytes, make, plugins, regression
 
 pytestmark = pytest.mark.once
 
@@ -169,8 +169,7 @@ def test_another_process_continues_to_the_same_bits(shards: NpyFolder, tmp_path:
     arguments = [str(saver.written[0]), shards.path, str(out)]
     children.run([sys.executable, "-c", code, *arguments], check=True)
     with np.load(out) as found:
-        for name, array in trainer.get_state().items():
-            assert found[name].tobytes() == array.tobytes()
+        assert in_bytes(found) == in_bytes(trainer.get_state())
 
 
 @pytest.mark.parametrize("buffer", [0, 17])
@@ -184,8 +183,8 @@ def test_iterables_without_a_position_resume_only_at_the_end_of_an_epoch(
         def __iter__(self) -> Iterator[Any]:
             return iter(parts())
 
-    make_source = {"a function": lambda: parts, "a function of epoch": lambda: by_epoch}
-    source = make_source.get(name, Iterable)
+    sources = {"a function": lambda: parts, "a function of epoch": lambda: by_epoch}
+    source = sources.get(name, Iterable)
     steps = (10, 16, 16) if buffer else (3, 7, 7)
     # After the last step it is not known yet that the epoch is over.
     trainer, saver = train(Batches(source(), buffer=buffer), tmp_path, *steps)
