@@ -158,15 +158,9 @@ def trained(weights: Any, layers: int, optimizer: str, rate: float) -> tuple[Any
 @pytest.mark.parametrize("optimizer", UPDATES)
 def test_models_of_any_depth_train_as_in_float64(optimizer: str, layers: int, backend: str) -> None:
     model = models.mlp((5,) + (8,) * layers + (1,))
-    trainer = make(
-        model,
-        optimizer={"name": optimizer, **UPDATES[optimizer][0]},
-        backend=usable(backend),
-        learning_rate=0.01,
-        shuffle=False,
-        batch_size=BATCH,
-        epochs=1,
-    )
+    options: dict[str, Any] = {"learning_rate": 0.01, "shuffle": False, "batch_size": BATCH}
+    options |= {"optimizer": {"name": optimizer, **UPDATES[optimizer][0]}, "epochs": 1}
+    trainer = make(model, backend=usable(backend), **options)
     trainer.fit(X, Y)
     weights, losses = trained(models.weights_of(model), layers, optimizer, 0.01)
     same(trainer.get_state(), weights, 2e-5)
@@ -179,9 +173,8 @@ def test_a_split_into_any_number_of_parts_keeps_their_shapes(count: int) -> None
     sizes = [k % 3 + 1 for k in range(count)]
     vector = trace.input("vector", np.float32, (sum(sizes),))
     parts = trace.op("Split", vector, trace.op.constant(sizes), axis=0, outputs=count)
-    assert [part.shape for part in np.atleast_1d(np.asarray(parts, object))] == [
-        (s,) for s in sizes
-    ]
+    found = [part.shape for part in np.atleast_1d(np.asarray(parts, object))]
+    assert found == [(size,) for size in sizes]
 
 
 def test_an_updated_value_keeps_its_shape_if_inference_fails() -> None:

@@ -136,13 +136,12 @@ def test_a_recipe_trains_with_a_class_of_a_file_in_its_folder(folder: Path, line
 
 
 def test_a_recipe_written_elsewhere_finds_the_file(folder: Path) -> None:
-    loaded = Recipe.load(recipe(folder, 'loss = "my_parts:Quartic"'))
+    resolved = Recipe.load(recipe(folder, 'loss = "my_parts:Quartic"')).resolved()
     run = folder / "runs" / "one"
     run.mkdir(parents=True)
-    text = loaded.resolved().to_toml(run)
-    assert '"../../my_parts.py:Quartic"' in text
-    (run / "recipe.toml").write_text(text)
-    assert Recipe.load(run / "recipe.toml").resolved() == loaded.resolved()
+    (run / "recipe.toml").write_text(resolved.to_toml(run))
+    assert '"../../my_parts.py:Quartic"' in (run / "recipe.toml").read_text()
+    assert Recipe.load(run / "recipe.toml").resolved() == resolved
 
 
 def test_an_override_is_relative_to_the_current_folder(
@@ -262,16 +261,16 @@ def test_a_folder_of_files_has_components_by_name(folder: Path) -> None:
     found = Plugins.discover().with_folder(str(folder / "plugins"))
     again = Trainer.resume(saved, plugins=found)
     assert type(internals_of(again).setup.requests[0].loss).__name__ == "Quartic"
-    run = folder / "runs"
-    run.mkdir()
-    (run / "recipe.toml").write_text(loaded.to_toml(run))
-    assert 'plugins = "../plugins"' in (run / "recipe.toml").read_text()
-    Trainer.from_recipe(Recipe.load(run / "recipe.toml"))
-    (run / "versions.json").write_text("{}")  # now it is the copy in a run folder
+    copy = folder / "runs" / "recipe.toml"
+    copy.parent.mkdir()
+    copy.write_text(loaded.to_toml(copy.parent))
+    assert 'plugins = "../plugins"' in copy.read_text()
+    Trainer.from_recipe(Recipe.load(copy))
+    (copy.parent / "versions.json").write_text("{}")  # now it is the copy in a run folder
     with pytest.raises(PluginError, match=r"^plugins: "):
-        Recipe.load(run / "recipe.toml")
+        Recipe.load(copy)
     own = f"plugins={folder / 'plugins'}"
-    for chosen in (Recipe.load(run / "recipe.toml", trust_code=True), Recipe.load(path, [own])):
+    for chosen in (Recipe.load(copy, trust_code=True), Recipe.load(path, [own])):
         assert type(internals_of(Trainer.from_recipe(chosen)).setup.requests[0].loss).name
     assert "quartic" not in Plugins.discover()["losses"]
 

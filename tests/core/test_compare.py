@@ -8,6 +8,7 @@ neighbors are float64 by then.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,8 @@ def test_steps_of_several_batches_are_compared() -> None:
 
 def test_a_diverging_training_is_compared_up_to_the_last_finite_step() -> None:
     found = compared(learning_rate=1e30, clip_norm=1e38)
-    (note,) = found.notes
     told = "float64 is not finite at step 1, with the rate 1e+30: the comparison ends before it"
-    assert note == told
+    assert list(found.notes) == [told]
     assert found.agree
     assert len(found.reference_losses) == 1
     with pytest.raises(TrainingDiverged, match="float64 is not finite at step 0, with the rate"):
@@ -169,13 +169,7 @@ def test_a_comparison_does_not_change_the_trainer() -> None:
     [
         ("tensor", "tensor", "h2", "act2", "the tensor 'h2', which Tanh node 'act2' computes, is"),
         ("loss", "loss", "squared_error", "", "while every tensor before it agrees .*squared_err"),
-        (
-            "gradient",
-            "gradient",
-            "b2",
-            "add2",
-            "the gradient of 'b2', which Add node 'add2' reads, .*look at add2, act2, matmul3",
-        ),
+        ("gradient", "gradient", "b2", "add2", "'b2', which Add .* look at add2, act2, matmul3"),
         ("update", "weight", "b2", "", "all gradients agree; look at the optimizer adam"),
     ],
 )
@@ -187,8 +181,7 @@ def test_the_first_wrong_tensor_of_a_backend_is_found(
     assert not found.agree
     assert (difference.backend, difference.step, difference.kind) == ("wrong", 0, kind)
     assert (difference.name, difference.node) == (name, node)
-    with pytest.raises(AssertionError, match=text):
-        raise AssertionError(str(difference))
+    assert re.search(text, str(difference))
 
 
 def test_convolutions_are_compared_although_they_have_no_float64_kernel() -> None:
@@ -243,8 +236,7 @@ def test_a_widened_model_computes_in_float64() -> None:
     wide = widened_model(models.mlp())
     (found,) = ReferenceEvaluator(wide).run(None, {"X": x})
     assert found.dtype == np.float64
-    h = x
-    weights = {n: a.astype(np.float64) for n, a in models.weights_of(models.mlp()).items()}
+    h, weights = x, models.weights_of(models.mlp())
     for k in (1, 2, 3):
         h = h @ weights[f"W{k}"] + weights[f"b{k}"]
         h = np.tanh(h) if k < 3 else h
@@ -256,10 +248,8 @@ def recipe(tmp_path: Path) -> Path:
     onnx.save(models.mlp(), tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", X=X, y=Y)
     path = tmp_path / "train.toml"
-    path.write_text(
-        'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nbatch_size = 8\n'
-        "validation = 0.2\n"
-    )
+    files = 'model = "model.onnx"\ndata = "data.npz"\n'
+    path.write_text(files + 'loss = "squared_error"\nbatch_size = 8\nvalidation = 0.2\n')
     return path
 
 

@@ -14,7 +14,6 @@ from onnx import helper
 
 from ortflex_core import (
     Host,
-    HostProgram,
     Ops,
     Optimizer,
     Program,
@@ -35,16 +34,15 @@ from ortflex_plugins.optimizers.adam import Adam, Lamb
 from tests import models
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
-from tests.gradcheck import runner
+from tests.tracing import run_program
 
 
 def trained(name: str, **settings: Any) -> Trainer:
     workload = WORKLOADS[name]
-    trainer = Trainer(
-        network(workload), loss=workload.loss, batch_size=workload.batch, epochs=1, **settings
-    )
+    size = workload.batch
+    trainer = Trainer(network(workload), loss=workload.loss, batch_size=size, epochs=1, **settings)
     x, y, _ = data(workload)
-    trainer.fit(x[: workload.batch], y[: workload.batch])
+    trainer.fit(x[:size], y[:size])
     return trainer
 
 
@@ -222,16 +220,11 @@ def test_scalars_of_unknown_sign_stay_where_they_are(body: Callable[..., Any], c
 
 def check(body: Callable[..., Any], c: float, **bounds: Any) -> None:
     made = program(attrs.evolve(formula_of(body, **bounds), c=c), np.float64)
-    rng = np.random.default_rng(5)
-    weight, gradient = rng.standard_normal((2, 3, 2))
-    feeds: dict[str, Any] = {"weight": weight, "gradient": np.abs(gradient) + 0.1}
-    feeds = {spec.name: feeds[spec.name] for spec in made.inputs}
+    weight, gradient = np.random.default_rng(5).standard_normal((2, 3, 2))
+    gradient = np.abs(gradient) + 0.1
     values = {"c": c, "rate": 0.3, "step": 4.0}
-    numbers = HostProgram([h.expression for h in made.hosts])(values)
-    for host, value in zip(made.hosts, numbers, strict=True):
-        feeds[host.spec.name] = np.asarray(value, host.spec.numpy)
-    [got] = runner(made.model, False)(feeds)
-    wanted = body(Numbers, weight, np.abs(gradient) + 0.1, c, 0.3, 4.0)
+    got = run_program(made, {"weight": weight, "gradient": gradient}, values)["new"]
+    wanted = body(Numbers, weight, gradient, c, 0.3, 4.0)
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 

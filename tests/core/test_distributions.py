@@ -36,11 +36,9 @@ PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 def entry_points() -> str:
     """The file of a wheel whose entry points are those of pyproject.toml."""
     groups = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
-    lines = [
-        line
-        for group, entries in groups.items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
-    ]
+    lines = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     return "\n".join(lines)
 
 
@@ -60,21 +58,15 @@ def test_a_complete_wheel_has_no_problems() -> None:
     assert list(distributions.wheel_problems(names, INFO, entry_points())) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ortflex.py",
-        "ortflex_core/py.typed",
-        "ortflex_plugins/py.typed",
-        "ortflex_plugins/cli/templates/loss.py.txt",
-        "ortflex_plugins/pictures/page.js",
-    ],
-)
-def test_a_file_that_the_wheel_lacks_is_named(name: str) -> None:
+def test_files_that_the_wheel_lacks_are_named() -> None:
     names = distributions.packaged()
-    assert name in names
-    found = list(distributions.wheel_problems(names - {name}, INFO, entry_points()))
-    assert found == [f"the wheel lacks {name}"]
+    for name in (
+        *("ortflex.py", "ortflex_core/py.typed", "ortflex_plugins/py.typed"),
+        *("ortflex_plugins/cli/templates/loss.py.txt", "ortflex_plugins/pictures/page.js"),
+    ):
+        assert name in names
+        found = list(distributions.wheel_problems(names - {name}, INFO, entry_points()))
+        assert found == [f"the wheel lacks {name}"]
 
 
 def test_what_does_not_belong_into_the_wheel_is_named() -> None:
@@ -99,9 +91,8 @@ def test_hooks_and_workflow_run_sessions_that_exist() -> None:
     noxfile, makefile = read("noxfile.py"), read("Makefile")
     sessions = {*re.findall(r"^def (\w+)\(session", noxfile, re.M)}
     sessions |= {f"tests({name})" for name in re.findall(r'^    "([\w.-]+)": Env', noxfile, re.M)}
-    sessions |= {
-        f"mutation({name})" for name in re.findall(r'session_for\("mutation", "(\w+)"', noxfile)
-    }
+    mutated = re.findall(r'session_for\("mutation", "(\w+)"', noxfile)
+    sessions |= {f"mutation({name})" for name in mutated}
     texts = read(".pre-commit-config.yaml") + read(".github/workflows/ci.yml")
     texts += read("CONTRIBUTING.md")
     asked = {a or b for a, b in re.findall(r'nox --session (?:"([^"]+)"|(\w+))', texts)}
@@ -122,10 +113,8 @@ def test_contributing_names_paths_that_exist() -> None:
     assert [p for p in real if not (ROOT / p).exists()] == []
     named = re.findall(r"`(?:\w+\.)?(\w+)` in `(ortflex_\w+/[\w./]+)`", text)
     assert len(named) > 10
-    for name, path in named:
-        assert re.search(rf"^ *(def |class )?{name}\b", read(path), re.M), (
-            f"{name} is not in {path}"
-        )
+    gone = [n for n in named if not re.search(rf"^ *(def |class )?{n[0]}\b", read(n[1]), re.M)]
+    assert gone == []
 
 
 # pyproject.toml asks for what is imported, and for nothing else -----------------------------------
