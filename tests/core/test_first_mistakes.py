@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from ortflex_core import (
     CheckpointError,
@@ -22,8 +22,6 @@ from ortflex_core.training.config.arguments import TYPES
 from tests import models
 
 ROWS = 12
-
-
 Y = np.zeros((ROWS, 3), np.float32)
 
 
@@ -162,8 +160,6 @@ class TestFiles:
         owner = Trainer if method == "resume" else trainer()
         with pytest.raises(ArgumentError, match=rf"Trainer\.{method}: expected a path"):
             getattr(owner, method)(wrong)
-
-    def test_an_export_needs_a_path_too(self):
         with pytest.raises(ArgumentError, match="expected a path, got 3"):
             trainer().export(3)
 
@@ -186,16 +182,14 @@ class TestCheckpoints:
             Trainer.resume(saved / "checkpoint.json")
         with pytest.raises(CheckpointError, match=r"a checkpoint: it has no checkpoint\.json"):
             Trainer.resume(tmp_path)
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "history.csv").write_text("epoch\n")
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "history.csv").write_text("epoch\n")
         with pytest.raises(CheckpointError, match=r"this run wrote no checkpoints.*callback"):
-            Trainer.resume(tmp_path / "run")
-
-    def test_a_run_that_ended_before_its_first_checkpoint(self, tmp_path):
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-        (tmp_path / "run" / "history.csv").write_text("epoch\n")
+            Trainer.resume(run)
+        (run / "checkpoints").mkdir()
         with pytest.raises(CheckpointError, match=r"before its first checkpoint\. Start the run"):
-            Trainer.resume(tmp_path / "run")
+            Trainer.resume(run)
 
 
 class Squared(Loss):
@@ -245,20 +239,14 @@ class TestNames:
 
 def turned():
     """The model with its rows in the last axis: [3, n]."""
-    proto = model()
-    proto.graph.node[0].output[0] = "t"
-    proto.graph.node.append(helper.make_node("Transpose", ["t"], ["y"], perm=[1, 0]))
-    del proto.graph.output[:]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, "n"])
-    proto.graph.output.append(output)
-    return proto
+    body, weights = "t = MatMul(x, w)  y = Transpose<perm = [1, 0]>(t)", {"w": np.ones((4, 3))}
+    return models.parsed(body, weights, "float[n, 4] x", "float[3, n] y")
 
 
 class TestLosses:
     def test_rows_in_another_axis_are_refused_before_the_training(self, X):
-        with pytest.raises(
-            ModelError, match=r"y: float32\[3, (n|batch)\] has the rows in axis 1, not in the"
-        ):
+        text = r"y: float32\[3, (n|batch)\] has the rows in axis 1, not in the"
+        with pytest.raises(ModelError, match=text):
             Trainer(turned(), loss="squared_error")
         made = Trainer(turned(), loss={"t": "squared_error"}, epochs=1, progress=False)
         made.fit(X, Y)
@@ -279,23 +267,18 @@ class TestLosses:
 
 
 def test_a_list_of_another_length_than_the_inputs_is_called_a_list(X):
-    proto = model()
-    proto.graph.node.insert(0, helper.make_node("Add", ["a", "b"], ["x"]))
-    del proto.graph.input[:]
-    for name in "ab":
-        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])
-        proto.graph.input.append(value)
+    body, inputs = "x = Add(a, b)  y = MatMul(x, w)", "float[n, 4] a, float[n, 4] b"
+    proto = models.parsed(body, {"w": np.ones((4, 3))}, inputs, "float[n, 3] y")
     made = Trainer(proto, loss="squared_error", epochs=1, progress=False)
-    labels = Y
-    with pytest.raises(DataError, match="X is a list of 3, but there are 2 inputs"):
-        made.fit([X, X, X], labels)
-    with pytest.raises(DataError, match="X is one array, but there are 2 inputs"):
-        made.fit(X, labels)
-    with pytest.raises(DataError, match="X is None, expected an array"):
-        made.fit(None, labels)
-    with pytest.raises(DataError, match=r"X is the string 'data\.npz'"):
-        made.fit("data.npz", labels)
-    made.fit([X, X], labels)
+    for wrong, text in (
+        ([X, X, X], "X is a list of 3, but there are 2 inputs"),
+        (X, "X is one array, but there are 2 inputs"),
+        (None, "X is None, expected an array"),
+        ("data.npz", r"X is the string 'data\.npz'"),
+    ):
+        with pytest.raises(DataError, match=text):
+            made.fit(wrong, Y)
+    made.fit([X, X], Y)
 
 
 class TestValidation:
@@ -379,23 +362,20 @@ def test_a_freeze_of_everything_is_the_reason_that_nothing_trains():
         trainer(freeze="*")
 
 
-@pytest.mark.parametrize(("column", "validated"), [("val_loss", True), ("val_loss", False)])
-def test_a_column_of_the_validation_is_found_by_the_word_of_others(X, column, validated):
-    history = trainer().fit(X, Y, **({"validation_data": 0.5} if validated else {}))
-    wanted = "did you mean 'validation_loss'" if validated else "validation_data="
-    with pytest.raises(ConfigError, match=wanted):
-        history[column]
+@pytest.mark.parametrize(
+    ("part", "text"), [(0.5, "did you mean 'validation_loss'"), (None, "validation_data=")]
+)
+def test_a_column_of_the_validation_is_found_by_the_word_of_others(X, part, text):
+    with pytest.raises(ConfigError, match=text):
+        trainer().fit(X, Y, validation_data=part)["val_loss"]
 
 
 def test_a_path_is_no_place_to_draw(X, tmp_path):
     pytest.importorskip("matplotlib")
     path = str(tmp_path / "x.png")
-    for drawn in (
-        lambda: trainer().fit(X, Y).plot(ax=path),
-        lambda: trainer().find_rate(X, Y).plot(path),
-    ):
+    for made in (trainer().fit(X, Y), trainer().find_rate(X, Y)):
         with pytest.raises(ArgumentError, match="savefig"):
-            drawn()
+            made.plot(ax=path)
 
 
 PAIR = r"; expected \(X, y\)"

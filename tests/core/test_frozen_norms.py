@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core import Array, CheckpointError, Model, Trainer, hook
+from ortflex_core import Array, CheckpointError, Model, Trainer
 from ortflex_core.compiler.model.inference_mode import switch_to_inference, training_nodes
 from ortflex_core.training.artifacts import checkpoint_record as record
 from tests import edited_checkpoints, models
@@ -116,14 +116,12 @@ def test_groups_that_start_later_decide_again(backend: str, accumulate: int) -> 
         pytest.skip("it refuses to update statistics")
     seen: list[dict[str, Array]] = []
 
-    class Watch:
-        @hook
-        def epoch_end(self, trainer: Trainer) -> None:
-            seen.append(trainer.get_state(buffers=True))
+    def epoch_end(trainer: Trainer) -> None:
+        seen.append(trainer.get_state(buffers=True))
 
     groups = [{"params": ["scale2", "bias2"], "start_epoch": 1}]
     options: dict[str, Any] = {"params": ["head", "scale2", "bias2"], "groups": groups}
-    options |= {"epochs": 2, "batch_size": 8, "accumulate": accumulate, "callbacks": [Watch()]}
+    options |= {"epochs": 2, "batch_size": 8, "accumulate": accumulate, "callbacks": [epoch_end]}
     trainer = make(network(), backend=backend, **options)
     mean = models.weights_of(network())["mean2"]
     trainer.fit(*data())

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from ortflex_core import GraphError, ModelError, NoGradientRule, NotDifferentiable, gradient_model
-from tests import models
+from tests import models, oracles
 from tests.gradcheck import data
 from tests.training import plugins
 
@@ -33,16 +33,12 @@ def names(made: ModelProto) -> tuple[list[str], list[str]]:
 
 def differences(source: ModelProto, feeds: Any, cotangents: Any, wrt: str) -> Any:
     """Central differences of Σ cotangent · output; the data are float64."""
-    slope = np.zeros_like(feeds[wrt])
-    for k in range(slope.size):
-        ends = []
-        for step in (1e-6, -1e-6):
-            moved = feeds[wrt].copy()
-            moved.reshape(-1)[k] += step
-            got = models.predict(source, feeds | {wrt: moved})
-            ends.append(sum((got[n] * c).sum() for n, c in cotangents.items()))
-        slope.reshape(-1)[k] = (ends[0] - ends[1]) / 2e-6
-    return slope
+
+    def weighted(moved: Any) -> Any:
+        got = models.predict(source, feeds | {wrt: moved})
+        return sum((got[n] * c).sum() for n, c in cotangents.items())
+
+    return oracles.central_differences(weighted, feeds[wrt])
 
 
 TWO = """(double[N, 3] x, double[3, 2] w, double[N, 3] aside) => (double[N, 2] y, double[N, 2] z) {
@@ -100,13 +96,9 @@ def test_initializers_become_inputs_and_the_others_stay() -> None:
 
 
 def test_functions_are_inlined_and_nothing_but_standard_operators_is_left() -> None:
-    source = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17, "local": 1]>
-        g (double[N] x) => (double[N] y) { y = local.cube(x) }
-        <domain: "local", opset_import: ["": 17]>
-        cube (a) => (b) { s = Mul(a, a)  b = Mul(s, a) }"""
-    )
-    made = vjp(source, "x")
+    text = """(double[N] x) => (double[N] y) { y = local.cube(x) }
+        <domain: "local", opset_import: ["": 17]> cube (a) => (b) { s = Mul(a, a)  b = Mul(s, a) }"""
+    made = vjp(model(text, domains=', "local": 1'), "x")
     assert {node.domain for node in made.graph.node} == {""}
     x = data(4)
     got = models.predict(made, {"x": x, "cotangent/y": np.ones(4)})["gradient/x"]
@@ -160,12 +152,10 @@ def test_names_that_the_model_has_already_are_numbered(renames: dict[str, str]) 
     assert outputs[:-1] == [renames.get(n, n) for n in taken[:-1]]
     assert inputs[-1].startswith("cotangent/y")
     assert outputs[-1].startswith("gradient/x")
-    arrays = [data(4, 3), data(3, 2, seed=1), data(4, 3), data(4, 2, seed=2)]
-    sizes = {"x": 0, "w": 1, "aside": 2, "cotangent/y": 3}
-    first = models.predict(plain, {n: arrays[sizes[n]] for n in given})
-    second = models.predict(
-        made, {n: arrays[sizes[before]] for n, before in zip(inputs, given, strict=True)}
-    )
+    feeds = {"x": data(4, 3), "w": data(3, 2, seed=1), "aside": data(4, 3)}
+    feeds["cotangent/y"] = data(4, 2, seed=2)
+    first = models.predict(plain, feeds)
+    second = models.predict(made, {n: feeds[g] for n, g in zip(inputs, given, strict=True)})
     np.testing.assert_array_equal(second[outputs[-1]], first[taken[-1]])
 
 

@@ -75,13 +75,12 @@ def test_types_in_sequences_and_optionals_are_raised(wrap: Any) -> None:
 
 @pytest.mark.parametrize("form", ["whole", "types kept", "some blocked", "torch"])
 @pytest.mark.parametrize("name", ["mlp", "lenet", "lstm", "transformer"])
-def test_float16_files_train_as_the_float32_network(name: str, form: str, tmp_path: Path) -> None:
+def test_float16_files_train_as_the_float32_network(name: str, form: str) -> None:
     """Same weights as the float32 network trains to, same file but for values, loads and predicts."""
     if name != "mlp":
         pytest.importorskip("torch")
     elif form == "torch":
         pytest.skip("the network is not of torch")
-    import onnxruntime as ort
 
     file = forms(name)[form]
     original = rounded_original(half_models.network(name), file)
@@ -91,17 +90,15 @@ def test_float16_files_train_as_the_float32_network(name: str, form: str, tmp_pa
     assert set(state) == set(wanted)
     assert {a.dtype for a in state.values()} == {np.dtype(np.float32)}
     same(state, wanted, 1e-5)
-    assert (
-        max(np.abs(wanted[n] - a).max() for n, a in weights_before(original, wanted).items()) > 0.02
-    )
-    made = mine.export(tmp_path / "trained.onnx")
+    before = weights_before(original, wanted)
+    assert max(np.abs(wanted[n] - a).max() for n, a in before.items()) > 0.02
+    made = mine.export()
     assert half_models.without_values(made) == half_models.without_values(file)
     values = half_models.widened(made)
     for key, array in wanted.items():
         np.testing.assert_allclose(values[key], array, rtol=F16_STEP, atol=1e-6)
-    session = ort.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     kind = np.float32 if form == "types kept" else np.float16
-    (served,) = session.run(None, {session.get_inputs()[0].name: x.astype(kind)})
+    (served,) = models.predict(made, {made.graph.input[0].name: x.astype(kind)}).values()
     predicted = mine.predict(x)
     assert predicted.dtype == served.dtype == kind
     np.testing.assert_allclose(predicted.astype(float), served.astype(float), rtol=0.02, atol=0.02)
@@ -251,14 +248,10 @@ def test_subgraphs_and_constants_are_raised() -> None:
 def test_casts_of_a_float32_file_round(backend: str, to: int) -> None:
     """To a half type and back: the values are rounded as torch rounds them, and gradients pass."""
     torch = pytest.importorskip("torch")
-    text = (
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 5] X) => (float[N, 2] Y) '
-        f"<float[5, 2] w> {{ h = MatMul (X, w) s = Cast <to = {to}> (h) Y = Cast <to = 1> (s) }}"
-    )
-    file = onnx.parser.parse_model(text)
     rng = np.random.default_rng(3)
     weights = rng.standard_normal((5, 2)).astype(np.float32)
-    file.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    body = f"h = MatMul(X, w)  s = Cast <to = {to}> (h)  Y = Cast <to = 1> (s)"
+    file = models.parsed(body, {"w": weights}, "float[N, 5] X", "float[N, 2] Y")
     x, y = (rng.standard_normal((16, n)).astype(np.float32) for n in (5, 2))
     trainer = make(file, backend=backend, optimizer="sgd", learning_rate=0.1)
     if require_runtime().version_info < (1, 19):

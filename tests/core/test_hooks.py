@@ -25,7 +25,7 @@ from ortflex_core import (
 )
 from ortflex_core.kernel import hooks
 from tests import models
-from tests.training import Recorder, every_backend, make, regression
+from tests.training import EndAt, Recorder, every_backend, make, regression
 
 HOOKS = [n for n in dir(Hooks) if not n.startswith("_")]
 
@@ -82,24 +82,20 @@ def test_hooks_get_the_arguments_that_they_name(backend: str) -> None:
 
 @pytest.mark.parametrize(("at", "steps"), [(1, 1), (2, 2), (5, 5), (99, 6)])
 def test_a_step_hook_that_says_true_ends_the_training(at: int, steps: int) -> None:
-    class Stop:
-        @hook
-        def step_end(self, progress: Progress) -> bool:
-            return progress.step >= at
+    def step_end(progress: Progress) -> bool:
+        return progress.step >= at
 
     recorder = Recorder()
-    trained(Stop(), recorder)
+    trained(step_end, recorder)
     assert len(recorder.all("step_end")) == steps
     assert recorder.names()[-1] == "train_end"
 
 
 def test_an_epoch_hook_that_says_true_ends_the_training() -> None:
-    class Stop:
-        @hook
-        def epoch_end(self, record: Any) -> Any:
-            return record["epoch"] == 2 or None
+    def epoch_end(record: Any) -> Any:
+        return record["epoch"] == 2 or None
 
-    assert len(trained(Stop(), epochs=10).history_) == 2
+    assert len(trained(epoch_end, epochs=10).history_) == 2
 
 
 class Nothing: ...
@@ -148,19 +144,14 @@ def test_an_error_about_missing_hooks_names_a_public_decorator(given: Any) -> No
     assert set(named) <= public
 
 
-def hook_names(*callbacks: Any) -> set[str]:
-    return set(HookManager(Plugins.discover(), callbacks).callables(None))
-
-
 def test_hooks_without_implementation_are_not_called() -> None:
     class One:
         @hook
         def epoch_end(self) -> None: ...
 
     # The fixture distribution has one hook of its own.
-    assert hook_names() == {"train_end"}
-    both = hook_names(One())
-    assert both == {"epoch_end", "train_end"}
+    for callbacks, names in (((), {"train_end"}), ((One(),), {"epoch_end", "train_end"})):
+        assert set(HookManager(Plugins.discover(), callbacks).callables(None)) == names
 
 
 def test_an_installed_plugin_with_bad_hooks_is_left_out(
@@ -193,15 +184,9 @@ def test_installed_hook_plugins_are_active() -> None:
 
 
 def test_an_error_in_a_hook_is_passed_to_the_exception_hooks_and_raised() -> None:
-    class Fail:
-        @hook
-        def step_end(self, progress: Progress) -> None:
-            if progress.step == 2:
-                raise ZeroDivisionError("mine")
-
     recorder = Recorder()
     with pytest.raises(ZeroDivisionError, match="mine"):
-        trained(Fail(), recorder)
+        trained(EndAt(2, ZeroDivisionError("mine")), recorder)
     assert recorder.names()[-2:] == ["exception", "train_end"]
     assert isinstance(recorder.all("exception")[0]["error"], ZeroDivisionError)
 
@@ -252,7 +237,6 @@ def test_hooks_are_called_as_pluggy_calls_them(wrapped: bool) -> None:
 
 def test_a_callback_that_was_refused_is_not_registered() -> None:
     """Its error is the same when it is given again, and another callback of the same name is taken."""
-
     manager = HookManager(Plugins(()), ())
     for plugin, reason in ((Nothing(), "has no hooks"), (OtherHook(), "unknown hook 'epoch_ends'")):
         for _ in range(2):
@@ -277,13 +261,8 @@ def test_an_error_names_the_callback_that_raised_it(wrapped: bool, further: int)
             yield
             raise ZeroDivisionError
 
-    class Silent:
-        @hook
-        def step_end(self) -> None:
-            pass
-
     broken = Wrapping() if wrapped else Plain()
-    manager = HookManager(Plugins(()), [broken, *[Silent()] * further])
+    manager = HookManager(Plugins(()), [broken, *[Recorder()] * further])
     told = manager.callables("trainer")["step_end"]
     with pytest.raises(ZeroDivisionError) as error:
         told(progress=Progress(), loss=1.0, penalty=0.0, rate=0.1)
@@ -297,13 +276,11 @@ def test_the_progress_is_that_of_the_step_for_whoever_asks() -> None:
     """A hook that does not take it finds it at the Trainer's loop, where checkpoints read it."""
     seen = []
 
-    class Step:
-        @hook
-        def step_end(self, trainer: Any) -> None:
-            seen.append(internals_of(trainer).loop.progress)
+    def step_end(trainer: Any) -> None:
+        seen.append(internals_of(trainer).loop.progress)
 
     recorder = Recorder()
-    trained(Step(), recorder)
+    trained(step_end, recorder)
     assert seen == [s["progress"] for s in recorder.all("step_end")]
     assert [p.step for p in seen] == [1, 2, 3, 4, 5, 6]
 

@@ -25,24 +25,12 @@ def test_corrections_of_adam_are_computed_in_float64() -> None:
     assert abs(float(np.float32(1) - np.float32(0.999)) - 0.001) > 1e-8
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        (BETA + 1, 3.0),
-        (1 + BETA, 3.0),
-        (BETA - 1, 1.0),
-        (1 - BETA, -1.0),
-        (BETA * 3, 6.0),
-        (3 * BETA, 6.0),
-        (BETA / 4, 0.5),
-        (4 / BETA, 2.0),
-        (BETA**3, 8.0),
-        (3**BETA, 9.0),
-        (-BETA, -2.0),
-    ],
-)
-def test_python_arithmetic(expression: Host, expected: float) -> None:
-    assert value(expression, beta=2) == expected
+FORMULAS = ("b + 1", "1 + b", "b - 1", "1 - b", "b * 3", "3 * b", "b / 4", "4 / b")
+
+
+@pytest.mark.parametrize("formula", [*FORMULAS, "b**3", "3**b", "-b"])
+def test_python_arithmetic(formula: str) -> None:
+    assert value(eval(formula, {"b": BETA}), beta=2) == eval(formula, {"b": 2.0})
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
@@ -117,14 +105,12 @@ def test_a_numpy_array_with_a_host_scalar_is_refused() -> None:
         np.ones(3) * BETA
 
 
-@pytest.mark.parametrize(
-    "number", [1, 1.0, np.float32(1), np.int64(1)], ids=lambda n: type(n).__name__
-)
+@pytest.mark.parametrize("kind", [int, float, np.float32, np.int64])
 @pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_no_comparison_with_a_number_has_an_answer(name: str, number: Any, swapped: bool) -> None:
+def test_no_comparison_with_a_number_has_an_answer(name: str, kind: Any, swapped: bool) -> None:
     """The class of errors: a comparison that is decided while the formula is traced."""
-    compare = getattr(operator, name)
+    compare, number = getattr(operator, name), kind(1)
     with pytest.raises(GraphError, match=r"the host scalar step has no value.*op\.Where"):
         compare(number, STEP) if swapped else compare(STEP, number)
 

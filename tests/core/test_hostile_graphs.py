@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core import DataError, GraphError, Model, ModelError, OrtflexError
+from ortflex_core import DataError, GraphError, Model, ModelError, OrtflexError, Trace, gradients
+from ortflex_core.compiler.graph.constant_folding import fold
 from ortflex_core.compiler.onnx_files.vetting import MOST_ADDED
+from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
 from tests import models
 from tests.training import make, regression
 
@@ -80,12 +82,6 @@ def test_subgraphs_too_deep_are_refused() -> None:
     make(nested(3), backend="fused", epochs=1).fit(*regression(rows=8))
 
 
-def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
-    model = models.linear()
-    change(model)
-    return model
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -98,8 +94,10 @@ def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
     ],
 )
 def test_what_is_refused_by_its_kind(change: Callable[[ModelProto], Any], text: str) -> None:
+    model = models.linear()
+    change(model)
     with pytest.raises(ModelError, match=text):
-        Model(changed(change))
+        Model(model)
 
 
 BAD = b"\xff\xfe\xfd\xfc"
@@ -107,10 +105,8 @@ BAD = b"\xff\xfe\xfd\xfc"
 
 def _texts() -> ModelProto:
     """A model with a text, ``text``, in every place that has one."""
-    inner = helper.make_graph([node("Neg", ["X"], ["b"])], "text", [], [models.floats("b", "N", 5)])
-    other = helper.make_graph(
-        [node("Neg", ["X"], ["c"])], "inner", [], [models.floats("c", "text", 5)]
-    )
+    inner = onnx.parser.parse_graph("text () => (float[N, 5] b) { b = Neg(X) }")
+    other = onnx.parser.parse_graph("inner () => (float[text, 5] c) { c = Neg(X) }")
     proto = models.model(
         [
             node("If", ["on"], ["h"], then_branch=inner, else_branch=other),
@@ -142,15 +138,9 @@ def test_no_text_of_any_place_is_not_utf_8() -> None:
 
 def test_inputs_of_old_models_are_made_up_within_bounds() -> None:
     """They are run once when they are raised; each of these would be let through alone."""
-    names = ["X", "A", "B"]
-    nodes = [node("Mul", ["X", "coef"], ["m"]), node("Add", ["m", "A"], ["n"])]
-    proto = models.model(
-        [*nodes, node("Add", ["n", "B"], ["Y"])],
-        [models.floats(name, 2**13, 2**13 - 1) for name in names],
-        [models.floats("Y", 2**13, 2**13 - 1)],
-        {"coef": np.ones((1, 1))},
-        opset=11,
-    )
+    body, large = "m = Mul(X, coef)  n = Add(m, A)  Y = Add(n, B)", f"float[{2**13}, {2**13 - 1}]"
+    inputs = ", ".join(f"{large} {name}" for name in "XAB")
+    proto = models.parsed(body, {"coef": np.ones((1, 1))}, inputs, f"{large} Y", opset=11)
     with pytest.raises(ModelError, match="test values cannot be made for the input A"):
         Model(proto)
 
@@ -159,13 +149,13 @@ def test_inputs_of_old_models_are_made_up_within_bounds() -> None:
 
 
 def dropping(ratio: Any) -> ModelProto:
-    ones, ratio = np.ones((5, 1)), np.asarray(ratio, np.float32)
-    model = models.parsed(
-        "m = MatMul(X, coef)  Y = Dropout(m, ratio, on)",
-        {"coef": ones, "ratio": ratio, "on": np.array(True)},
-        "float[N, 5] X",
-        "float[N, 1] Y",
-    )
+    weights = {
+        "coef": np.ones((5, 1)),
+        "ratio": np.asarray(ratio, np.float32),
+        "on": np.array(True),
+    }
+    body = "m = MatMul(X, coef)  Y = Dropout(m, ratio, on)"
+    model = models.parsed(body, weights, "float[N, 5] X", "float[N, 1] Y")
     model.graph.node[1].name = "drop"
     return model
 
@@ -177,13 +167,9 @@ def test_a_dropout_that_is_none_names_the_node(ratio: Any) -> None:
 
 
 def test_a_node_that_is_not_what_its_operator_asks_for_is_named() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, 3] x) => (float[N, 3] y) <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
-            h = MatMul(x, w)  parts = SplitToSequence <axis = 7> (h)
-            zero = Constant <value = int64 {0}> ()  y = SequenceAt(parts, zero)
-        }"""
-    )
+    body = """h = MatMul(x, w)  parts = SplitToSequence <axis = 7> (h)
+        zero = Constant <value = int64 {0}> ()  y = SequenceAt(parts, zero)"""
+    model = models.parsed(body, {"w": np.eye(3)}, "float[N, 3] x", "float[N, 3] y")
     model.graph.node[1].name = "cut"
     x = np.ones((4, 3), np.float32)
     with pytest.raises(OrtflexError, match=r"SplitToSequence 'cut' does not fit|axis"):
@@ -225,17 +211,12 @@ def test_undefined_element_types_are_refused() -> None:
 
 
 def test_constants_that_are_malformed_are_not_folded() -> None:
-    from ortflex_core.compiler.graph.constant_folding import fold
-
     assert fold("Gather", [np.arange(3), np.array(7)], {}) is None
     assert fold("Squeeze", [np.ones((2, 1)), np.array(1)], {}) is None
     assert fold("Squeeze", [np.ones((2, 1)), np.array([1])], {}).tolist() == [1, 1]
 
 
 def test_a_rule_that_fails_says_which_and_where() -> None:
-    from ortflex_core import Trace, gradients
-    from ortflex_core.compiler.operators.reverse_mode import Rules, RuleTable
-
     rules = Rules()
 
     @rules.rule("Tanh")
@@ -266,10 +247,9 @@ def test_a_transpose_with_missing_axes_is_refused(order: list[int], known: bool)
     turned = node("Transpose", [first], ["XW"], perm=order)
     model.graph.node.insert(1 if known else 2, turned)
     x, y = regression(rows=4)
-    with pytest.raises(OrtflexError):
-        make(model, backend="fused").fit(x, y)
-    with pytest.raises(OrtflexError):
-        make(model, backend="fused").predict(x)
+    for call in (lambda trainer: trainer.fit(x, y), lambda trainer: trainer.predict(x)):
+        with pytest.raises(OrtflexError):
+            call(make(model, backend="fused"))
 
 
 @pytest.mark.parametrize("version", [-1, 2**31, 2**62])

@@ -97,15 +97,13 @@ def test_ctrl_c_at_any_line_loses_nothing(backend: str, tmp_path: Path) -> None:
 @every_backend
 @pytest.mark.parametrize("at", [1, 4, 5, 7])
 def test_a_stopped_epoch_continues_there(backend: str, at: int, tmp_path: Path) -> None:
-    class Stop:
-        @hook
-        def step_end(self, progress: Progress) -> bool:
-            return progress.step == at
+    def step_end(progress: Progress) -> bool:
+        return progress.step == at
 
     undisturbed = training(backend=backend)
     history = records(undisturbed.fit(X, Y, validation_data=HELD_OUT))
     named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
-    trainer = training(Stop(), named, backend=backend)
+    trainer = training(step_end, named, backend=backend)
     cut = trainer.fit(X, Y, validation_data=HELD_OUT)
     assert cut["rows"] == ([22.0] * (at // 5) + [5.0 * (at % 5)] * (at % 5 > 0))
     assert np.isfinite(cut["validation_loss"]).all()  # scores of the existing weights
@@ -155,13 +153,11 @@ def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
 
 
 def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(tmp_path: Path) -> None:
-    class Enough:
-        @hook
-        def epoch_end(self, record: Any) -> bool:
-            return bool(record["epoch"] == 2)
+    def epoch_end(record: Any) -> bool:
+        return bool(record["epoch"] == 2)
 
     named = {"name": "checkpoint", "folder": str(tmp_path)}
-    training(Enough(), named, backend="fused").fit(X, Y)
+    training(epoch_end, named, backend="fused").fit(X, Y)
     again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[])
     assert len(again.fit(X, Y)) == 2
     again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[], epochs=3)
@@ -208,12 +204,10 @@ def test_handlers_of_others_are_asked_and_come_back() -> None:
 def test_a_training_in_another_thread_touches_no_signals() -> None:
     before, found = signal.getsignal(signal.SIGINT), []
 
-    class Look:
-        @hook
-        def step_end(self) -> None:
-            found.append(signal.getsignal(signal.SIGINT))
+    def step_end() -> None:
+        found.append(signal.getsignal(signal.SIGINT))
 
-    thread = threading.Thread(target=lambda: training(Look(), backend="fused").fit(X, Y))
+    thread = threading.Thread(target=lambda: training(step_end, backend="fused").fit(X, Y))
     thread.start()
     thread.join(60)
     assert set(found) == {before}

@@ -32,10 +32,8 @@ class Stop(Exception):
     """What a callback of these tests raises."""
 
 
-class Raising:
-    @hook
-    def epoch_end(self, trainer: Any) -> None:
-        raise Stop
+def epoch_end(trainer: Any) -> None:
+    raise Stop
 
 
 class Watching:
@@ -133,7 +131,7 @@ def test_a_trainer_is_freed_with_its_last_reference(backend: str, way: str, tmp_
 @pytest.mark.usefixtures("_no_collector")
 def test_a_trainer_is_freed_after_a_callback_has_raised() -> None:
     """The traceback of a hook's exception holds the training's frames; it must not be a circle."""
-    trainer = make(mlp(), epochs=2, callbacks=[Raising()])
+    trainer = make(mlp(), epochs=2, callbacks=[epoch_end])
     alive = weakref.ref(trainer)
     with pytest.raises(Stop):
         trainer.fit(X, Y)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import DataError, hook, internals_of
+from ortflex_core import DataError, internals_of
 from ortflex_core.kernel import loop as loops
 from tests import models, oracles
 from tests.training import Recorder, every_backend, make, regression, same
@@ -215,12 +215,10 @@ def test_bindings_are_counted_as_made_and_reused(backend: str, steps: int) -> No
 def test_a_progress_bar_shows_loss_rate_and_speed(capfd: pytest.CaptureFixture[str]) -> None:
     x, y = regression(rows=400)
 
-    class Slow:
-        @hook
-        def epoch_end(self) -> None:
-            time.sleep(0.12)
+    def epoch_end() -> None:
+        time.sleep(0.12)
 
-    make(models.linear(), epochs=3, batch_size=4, progress=True, callbacks=[Slow()]).fit(x, y)
+    make(models.linear(), epochs=3, batch_size=4, progress=True, callbacks=[epoch_end]).fit(x, y)
     sys.stderr.flush()
     assert "rows/s" in capfd.readouterr().err
 
@@ -231,13 +229,11 @@ def test_evaluating_other_kinds_of_data_in_a_hook_leaves_the_training_alone(back
     w = np.linspace(0.5, 1.5, 40)
     scores: list[float] = []
 
-    class Evaluate:
-        @hook
-        def epoch_end(self, trainer: Any) -> None:
-            scores.append(trainer.evaluate(x, y)["loss"])
+    def epoch_end(trainer: Any) -> None:
+        scores.append(trainer.evaluate(x, y)["loss"])
 
     options: dict[str, Any] = {"backend": backend, "epochs": 3, "learning_rate": 0.05}
-    watched = make(models.linear(), callbacks=[Evaluate()], **options)
+    watched = make(models.linear(), callbacks=[epoch_end], **options)
     plain = make(models.linear(), **options)
     # Validation data without weights next to training data with them, too.
     watched.fit(x, y, w, validation_data=(x, y))
@@ -265,29 +261,24 @@ def test_evaluate_before_training_uses_the_file_s_weights() -> None:
 def test_hooks_that_only_observe_do_not_slow_the_engine_down(backend: str) -> None:
     x, y = regression(rows=47)
 
-    class Watcher:
-        def __init__(self) -> None:
-            self.losses: list[float] = []
-            self.rates: list[float] = []
-            self.runs = 0
+    seen: list[float] = []
+    runs: list[int] = []
 
-        @hook
-        def steps_end(self, progress: Any, losses: Any, penalties: Any, rates: Any) -> bool:
-            self.losses += losses
-            self.rates += rates
-            self.runs += 1
-            assert progress.step == len(self.losses) == len(self.rates)
-            assert not any(penalties)
-            return True  # is not asked
+    def steps_end(progress: Any, losses: Any, penalties: Any, rates: Any) -> bool:
+        seen.extend(losses)
+        runs.append(len(rates))
+        assert progress.step == len(seen) == sum(runs)
+        assert not any(penalties)
+        return True  # is not asked
 
-    watcher, recorder = Watcher(), Recorder()
+    recorder = Recorder()
     options: dict[str, Any] = {"backend": backend, "batch_size": 4, "epochs": 3}
-    make(models.linear(), callbacks=[watcher], **options).fit(x, y)
+    make(models.linear(), callbacks=[steps_end], **options).fit(x, y)
     make(models.linear(), callbacks=[recorder], **options).fit(x, y)
     each = [values["loss"] for values in recorder.all("step_end")]
-    np.testing.assert_allclose(watcher.losses, each, rtol=1e-4)
+    np.testing.assert_allclose(seen, each, rtol=1e-4)
     assert len(each) == 36
-    assert watcher.runs < 36 or backend != "fused"
+    assert len(runs) < 36 or backend != "fused"
 
 
 def test_the_seconds_of_an_epoch_include_its_callbacks_and_its_checkpoint(
@@ -296,22 +287,20 @@ def test_the_seconds_of_an_epoch_include_its_callbacks_and_its_checkpoint(
     """Whatever an epoch waits for is in its time: the sum is the wall time of the loop."""
     clock = [0.0]
 
-    class Slow:
-        @hook
-        def epoch_start(self) -> None:
-            clock[0] += 1
+    def epoch_start() -> None:
+        clock[0] += 1
 
-        @hook
-        def epoch_end(self, record: Any) -> None:
-            assert record["seconds"] == 101  # settled is called after the only step, too
-            clock[0] += 10
+    def epoch_end(record: Any) -> None:
+        assert record["seconds"] == 101  # settled is called after the only step, too
+        clock[0] += 10
 
-        @hook
-        def settled(self) -> None:
-            clock[0] += 100
+    def settled() -> None:
+        clock[0] += 100
 
     monkeypatch.setattr(loops, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    trainer = make(models.linear(), epochs=3, batch_size=40, callbacks=[Slow()])
+    trainer = make(
+        models.linear(), epochs=3, batch_size=40, callbacks=[epoch_start, epoch_end, settled]
+    )
     history = trainer.fit(*regression(rows=40))
     assert history["seconds"] == [211.0] * 3
     assert clock[0] == 633.0

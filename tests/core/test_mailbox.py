@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ortflex_core import Peers, ThreadGroup, run_ranks
@@ -51,21 +50,28 @@ def test_common_memory_gives_what_messages_give() -> None:
     assert talk(True) == talk(False) == [expected] * 3
 
 
-def test_packets_of_no_bytes_need_no_memory() -> None:
-    def job(group: ThreadGroup) -> Any:
-        box = Mailbox(Peers(group.join()), 0, shared=True)
-        return box.shared, [len(p) for p in box.exchange("test")]
+def sums(size: int, **options: bool) -> Any:
+    """Whether each of two processes has shared memory, and the sums of the packets that it gets."""
 
-    assert results(run_ranks(2, job)) == [(False, [0, 0])] * 2
+    def job(group: ThreadGroup) -> Any:
+        peers = Peers(group.join())
+        box = Mailbox(peers, size, **options)
+        box.packets[box.turn][:] = peers.rank + 1
+        return box.shared, [int(p.sum()) for p in box.exchange("test")]
+
+    return results(run_ranks(2, job))
+
+
+def test_packets_of_no_bytes_need_no_memory() -> None:
+    assert sums(0, shared=True) == [(False, [0, 0])] * 2
 
 
 @pytest.fixture
 def left() -> Iterator[None]:
     """No file stays."""
-    before = set(Path("/dev/shm").glob("ortflex-*")) if Path("/dev/shm").exists() else set()
+    before = set(Path("/dev/shm").glob("ortflex-*"))
     yield
-    if Path("/dev/shm").exists():
-        assert set(Path("/dev/shm").glob("ortflex-*")) <= before
+    assert set(Path("/dev/shm").glob("ortflex-*")) <= before
 
 
 @HERE
@@ -91,13 +97,7 @@ def test_without_shared_memory_processes_use_messages(
 
         monkeypatch.setattr(module, "_mapped", of_another)
 
-    def job(group: ThreadGroup) -> Any:
-        peers = Peers(group.join())
-        box = Mailbox(peers, 3000, shared=True)
-        box.packets[box.turn][:] = peers.rank + 1
-        return box.shared, [int(p.sum()) for p in box.exchange("test")]
-
-    assert results(run_ranks(2, job)) == [(False, [3000, 6000])] * 2
+    assert sums(3000, shared=True) == [(False, [3000, 6000])] * 2
 
 
 @HERE
@@ -124,9 +124,4 @@ run_ranks(2, job)
 
 
 def test_small_packets_are_in_the_frame() -> None:
-    def job(group: ThreadGroup) -> Any:
-        box = Mailbox(Peers(group.join()), 100)
-        box.packets[box.turn][:] = 7
-        return box.shared, int(np.concatenate(box.exchange("test")).sum())
-
-    assert results(run_ranks(2, job)) == [(False, 1400)] * 2
+    assert sums(100) == [(False, [100, 200])] * 2

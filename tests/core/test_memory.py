@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import NodeProto, TensorProto, helper
 
 from ortflex_core import (
@@ -32,8 +31,8 @@ from ortflex_core import (
 from ortflex_core.compiler.runtime import liveness, memory_limits, recompute, session
 from ortflex_core.compiler.runtime.memory_plan import place_tensors, update_in_place
 from ortflex_plugins.backends.fused import FusedBackend
-from ortflex_plugins.cli.main import main
 from tests import models
+from tests.plugins.commands import ortflex, works
 from tests.training import every_backend, make, regression, same
 
 WIDTH, ROWS = 64, 512
@@ -107,19 +106,16 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     path = str(tmp_path / "model.onnx")
     onnx.save(models.mlp((WIDTH,) * 5), path)
     given = ["check", path, "--memory", "--batch-size", "512", "--optimizer", "adam"]
-    told = CliRunner().invoke(main, given)
-    assert told.exit_code == 0, told.output
+    told = works(*given).output
     wanted = estimate_memory(path, batch_size=512, optimizer="adam")
-    assert wanted.summary in told.output
-    for what in wanted.parts:
-        assert what in told.output
-    found = json.loads(CliRunner().invoke(main, [*given, "--json"]).output)["memory"]
-    assert found == wanted.to_dict()
+    assert wanted.summary in told
+    assert all(what in told for what in wanted.parts)
+    assert json.loads(works(*given, "--json").output)["memory"] == wanted.to_dict()
     onnx.save(sequences(), path)
-    told = CliRunner().invoke(main, ["check", path, "--memory"])
-    assert "--size S=128" in str(told.output) + str(told.exception)
-    sized = ["check", path, "--memory", "--size", "S=3", "--size", "z[1]=3", "--json"]
-    assert json.loads(CliRunner().invoke(main, sized).output)["memory"]["batch_size"] == 32
+    refusal = ortflex("check", path, "--memory")
+    assert "--size S=128" in str(refusal.output) + str(refusal.exception)
+    sized = ("check", path, "--memory", "--size", "S=3", "--size", "z[1]=3", "--json")
+    assert json.loads(works(*sized).output)["memory"]["batch_size"] == 32
 
 
 SIZES = {"W4": 4096, "W7": 1024, "W8": 256, "resnet": 8, "gpt2": 8}
