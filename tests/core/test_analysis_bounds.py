@@ -56,9 +56,8 @@ def added(name: str = "r", into: str = "y = Add(m, s)") -> str:
 
 
 def counting(limit: float, kind: str = "int64", step: float = 1) -> str:
-    return (
-        number("r0", 0, kind) + number("r1", limit, kind) + number("r2", step, kind)
-    ) + "r = Range(r0, r1, r2) "
+    ends = (number(f"r{k}", value, kind) for k, value in enumerate((0, limit, step)))
+    return "".join(ends) + "r = Range(r0, r1, r2) "
 
 
 RANGE = counting(10**9)
@@ -310,9 +309,8 @@ def _chain(nested: bool) -> onnx.GraphProto:
         text = "a = Relu(x)  y0, y1, y2, y3, y4 = Split <axis = 0, num_outputs = 5> (a)"
         return onnx.parser.parse_graph(f"g (float[5, 2] x) => ({ends}) {{ {text} }}")
     # 4 in each branch, up to 3 of a, and 3 of each of the others
-    branches = ", ".join(
-        f"{n}_branch = {n} () => (float[5, 2] {n}) {{ {n} = Relu(x) }}" for n in ("then", "else")
-    )
+    branch = "{0}_branch = {0} () => (float[5, 2] {0}) {{ {0} = Relu(x) }}"
+    branches = ", ".join(map(branch.format, ("then", "else")))
     after = " ".join(f"n{k} = Neg(a)" for k in range(5))
     text = f"a = If (c) <{branches}> {after}"
     return onnx.parser.parse_graph(f"g (bool c, float[5, 2] x) => () {{ {text} }}")

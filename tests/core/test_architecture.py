@@ -22,11 +22,8 @@ LONGEST_TEST = 480
 
 def upward(name: str, other: str) -> bool:
     """Whether one module of the core imports another one of a later storey."""
-    return (
-        storey(name) in STOREYS
-        and storey(other) in STOREYS
-        and STOREYS.index(storey(other)) > STOREYS.index(storey(name))
-    )
+    pair = storey(name), storey(other)
+    return {*pair} <= {*STOREYS} and STOREYS.index(pair[1]) > STOREYS.index(pair[0])
 
 
 def test_a_storey_imports_itself_and_those_before_it() -> None:
@@ -34,17 +31,13 @@ def test_a_storey_imports_itself_and_those_before_it() -> None:
     assert storey("ortflex_core.kernel.loop") == "kernel"
     wrong = {(a, b) for a, others in closure.imports().items() for b in others if upward(a, b)}
     assert wrong == set()
+    assert [name for name in modules("ortflex_core") if not storey(name)] == ["ortflex_core"]
 
 
-def test_every_module_of_the_core_is_in_a_storey() -> None:
-    """Only the face is in none."""
-    outside = {name for name in modules("ortflex_core") if not storey(name)}
-    assert outside == {"ortflex_core"}
-
-
-def test_the_core_does_not_import_its_own_face() -> None:
+def test_the_core_imports_neither_its_own_face_nor_plugins() -> None:
     """The face imports everything; only the kits, which are written like plugins, import it."""
     for name, (path, tree) in modules("ortflex_core").items():
+        assert not [i for i in imported(tree) if i.startswith("ortflex_plugins")], name
         if storey(name) != "testing":
             assert "ortflex_core" not in imported(tree), (name, path)
 
@@ -84,11 +77,6 @@ def test_the_kernel_trains_alone() -> None:
     loaded = closure.closure(["ortflex_core.kernel.__main__"])
     assert {storey(name) for name in loaded.modules} <= {"kernel", ""}
     assert not loaded.packages & {"onnx", "onnxruntime", "ortflex_plugins"}
-
-
-def test_the_core_imports_no_plugin() -> None:
-    for name, (_, tree) in modules("ortflex_core").items():
-        assert not [i for i in imported(tree) if i.startswith("ortflex_plugins")], name
 
 
 def test_kinds_of_plugins_do_not_import_one_another() -> None:

@@ -177,9 +177,7 @@ class StepsWithGradient(Steps):
 
 @by_rules
 def test_a_loss_that_is_not_differentiable_needs_a_gradient_of_its_own(backend: str) -> None:
-    text = (
-        r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*define its gradient\(\)"
-    )
+    text = r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*its gradient\(\)"
     with pytest.raises(OrtflexError, match=text):
         make(models.mlp(), loss=Steps(), backend=backend).fit(X, Y)
     make(models.mlp(), loss=StepsWithGradient(), backend=backend, epochs=1).fit(X, Y)
@@ -228,15 +226,13 @@ def test_rows_of_another_shape_are_reported_as_the_user_gave_them(frozen: int, c
     def made() -> Trainer:
         return make(free_sizes(frozen), loss="softmax_cross_entropy", **options)
 
-    with pytest.raises(DataError, match=f"^{text}"):
-        made().fit(wrong, y)
-    with pytest.raises(DataError, match=f"^{text}"):
-        made().step((wrong, y))
     with pytest.raises(DataError, match=f"^validation data: {text}"):
         made().fit(x, y, validation_data=(wrong, y))
+    with pytest.raises(DataError, match=f"^{text}"):
+        made().step((wrong, y))
     trained = made()
     trained.fit(x, y)
-    for call in (trained.fit, trained.evaluate, trained.find_rate):
+    for call in (made().fit, trained.fit, trained.evaluate, trained.find_rate):
         with pytest.raises(DataError, match=f"^{text}"):
             call(wrong, y)
 
@@ -246,11 +242,8 @@ W = {"W": np.ones((6, 1))}
 
 @by_rules
 def test_a_dimension_that_cannot_be_resolved(backend: str) -> None:
-    body, inputs = (
-        "m = MatMul(X, W)  Y = Compress<axis = 0>(m, keep)",
-        "float[N, 6] X, bool[N] keep",
-    )
-    selecting = models.parsed(body, W, inputs, "float[M, 1] Y")
+    body = "m = MatMul(X, W)  Y = Compress<axis = 0>(m, keep)"
+    selecting = models.parsed(body, W, "float[N, 6] X, bool[N] keep", "float[M, 1] Y")
     keep = np.arange(20) % 2 == 0
     text = r"'Y', which the squared_error loss reads, has shape \[10, 1\] for a batch of 20 rows"
     with pytest.raises(DataError, match=text):
@@ -272,25 +265,19 @@ def test_one_prediction_for_all_rows_is_no_broadcast(backend: str) -> None:
 
 @by_rules
 def test_an_operator_without_a_kernel(backend: str) -> None:
-    model = models.parsed(
-        "c = Conv(X, K)  Y = MatMul(c, W)",
-        {"K": np.ones((1, 1, 3)), "W": np.ones((4, 1))},
-        "float[N, 1, 6] X",
-        "float[N, 1, 1] Y",
-    )
+    weights = {"K": np.ones((1, 1, 3)), "W": np.ones((4, 1))}
+    body = "c = Conv(X, K)  Y = MatMul(c, W)"
+    model = models.parsed(body, weights, "float[N, 1, 6] X", "float[N, 1, 1] Y")
     model.graph.node[0].name = "window"
-    text = (
-        r"has no kernel on cpu for the operator Conv of ai\.onnx opset 17, node 'window'.*float32"
-    )
+    text = r"no kernel on cpu for the operator Conv of ai\.onnx opset 17, node 'window'.*float32"
     x, y = X[:, None].astype(np.float64), Y[:, None].astype(np.float64)
     with pytest.raises(GraphError, match=text):
         make(models.in_float64(model), backend=backend, epochs=1).fit(x, y)
 
 
 def test_an_unknown_operator_is_an_error() -> None:
-    model = models.parsed(
-        "m = MatMul(X, W)  Y = acme.Frobnicate(m)", W, outputs="float[N, 1] Y", acme=1
-    )
+    body = "m = MatMul(X, W)  Y = acme.Frobnicate(m)"
+    model = models.parsed(body, W, outputs="float[N, 1] Y", acme=1)
     model.graph.node[1].name = "frob"
     with pytest.raises(OrtflexError, match=r"no gradient rule for .*Frobnicate of acme .*'frob'"):
         make(model, backend="fused").fit(X, Y)

@@ -73,10 +73,8 @@ def trainer(*callbacks: Any, **options: Any) -> Trainer:
 def stepped(weights: dict[str, Any], x: Any, y: Any, w: Any) -> dict[str, Any]:
     """One step of weighted least squares in numpy, float64."""
     error = w[:, None] * (x @ weights["coef"] + weights["intercept"] - y) * 2 / w.sum()
-    return {
-        "coef": weights["coef"] - RATE * x.T @ error,
-        "intercept": weights["intercept"] - RATE * error.sum(axis=0),
-    }
+    slopes = {"coef": x.T @ error, "intercept": error.sum(axis=0)}
+    return {name: weights[name] - RATE * slope for name, slope in slopes.items()}
 
 
 @pytest.mark.parametrize("weighted", [False, True])

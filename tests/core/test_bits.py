@@ -114,9 +114,8 @@ def test_processes_are_accumulated_batches_by_defaults(name: str, recipe: str) -
     """Small networks, whose steps share graphs in one process and not in several."""
     model, x, y, size = data_of(name)
     together = fitted(training(model, size, accumulate=2, **RECIPES[recipe]), x, y)
-    alone = in_ranks(
-        2, lambda g: fitted(training(model, size, distributed=g, **RECIPES[recipe]), x, y)
-    )
+    options = RECIPES[recipe]
+    alone = in_ranks(2, lambda g: fitted(training(model, size, distributed=g, **options), x, y))
     assert [differing(together, own) for own in alone] == [[], []]
 
 

@@ -239,10 +239,8 @@ def test_an_error_of_a_hook_stays_what_it_is_and_says_whose_it_is(install: Insta
     with pytest.raises(Exception, match="mine") as caught:
         trainer.fit(*regression())
     assert type(caught.value).__name__ == "Own"
-    assert caught.value.__notes__ == [
-        "raised by the hook 'epoch_end' of the hook plugin 'noisy' (noisy_module:Plugin, from noisy "
-        "1.0)"
-    ]
+    plugin = "the hook plugin 'noisy' (noisy_module:Plugin, from noisy 1.0)"
+    assert caught.value.__notes__ == [f"raised by the hook 'epoch_end' of {plugin}"]
 
 
 def test_of_two_callbacks_of_a_class_the_right_one_is_named() -> None:
@@ -344,9 +342,8 @@ def test_epoch_line_of_the_recipe_wins_over_the_automatic_one(tmp_path: Path) ->
     onnx.save(models.linear(), tmp_path / "m.onnx")
     x, y = regression()
     np.savez(tmp_path / "d.npz", X=x, y=y)
-    (tmp_path / "t.toml").write_text(
-        'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nepochs = 2\n'
-    )
+    text = 'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nepochs = 2\n'
+    (tmp_path / "t.toml").write_text(text)
     for spec in ('"epoch_line"', '{ name = "ortflex/epoch_line" }', ""):
         arguments = ["train", str(tmp_path / "t.toml"), f"output={tmp_path / f'run{len(spec)}'}"]
         result = CliRunner().invoke(main, [*arguments, f"callbacks=[{spec}]"])

@@ -294,16 +294,14 @@ def test_the_check_has_one_line_for_all_of_them() -> None:
 def test_equal_reasons_are_one_line() -> None:
     reasons = dict.fromkeys(("a", "b", "c"), ("the model is broken",))
     assert refusals(reasons) == ["a, b, c: the model is broken"]
-    assert refusals({"a": [Absent("x")], "b": []}, "not measured: ") == [
-        "not available here: a (`ortflex doctor` shows why)"
-    ]
+    absent = refusals({"a": [Absent("x")], "b": []}, "not measured: ")
+    assert absent == ["not available here: a (`ortflex doctor` shows why)"]
     assert refusals({}) == []
 
 
 def trainer(**options: Any) -> Trainer:
-    return Trainer(
-        models.linear(), loss="squared_error", epochs=1, plugins=with_absent(), **options
-    )
+    options |= {"loss": "squared_error", "epochs": 1, "plugins": with_absent()}
+    return Trainer(models.linear(), **options)
 
 
 @pytest.mark.once

@@ -352,10 +352,8 @@ def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
     onnx.checker.check_model(model, full_check=True)
     twin = widened_model(model)
     onnx.checker.check_model(twin, full_check=True)
-    found = [
-        ReferenceEvaluator(proto).run(["y"], {"x": x})[0]
-        for proto, x in ((model, SAMPLE), (twin, SAMPLE.astype(np.float64)))
-    ]
+    pairs = ((model, SAMPLE), (twin, SAMPLE.astype(np.float64)))
+    found = [ReferenceEvaluator(proto).run(["y"], {"x": x})[0] for proto, x in pairs]
     assert found[1].dtype == np.float64
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
@@ -378,9 +376,8 @@ def test_a_widened_program_says_what_it_takes_and_gives() -> None:
     specs = [*twin.inputs, *hosts, *twin.outputs]
     assert {s.name: s.dtype for s in specs} == given
     assert {s.dtype for s in specs} == {onnx.TensorProto.DOUBLE}
-    assert [s.name for s in specs] == [
-        s.name for s in (*program.inputs, *(h.spec for h in program.hosts), *program.outputs)
-    ]
+    before = (*program.inputs, *(h.spec for h in program.hosts), *program.outputs)
+    assert [s.name for s in specs] == [s.name for s in before]
     assert twin.nodes == len(graph.node)
     assert "float64" in twin.name
     assert [h.expression for h in twin.hosts] == [h.expression for h in program.hosts]

@@ -70,12 +70,8 @@ def test_operations_of_an_operator(
     operator: str, weight: tuple[int, ...], attributes: dict[str, Any], multiplications: int
 ) -> None:
     """A multiplication and an addition for each pair of numbers that meet, counted by hand, times three."""
-    network = models.parsed(
-        f"y = {operator}(x, W)",
-        {"W": np.full(weight, 0.1)},
-        "float[N, 4, 9, 5] x",
-        "float[N, channels, height, width] y",
-    )
+    shapes = "float[N, 4, 9, 5] x", "float[N, channels, height, width] y"
+    network = models.parsed(f"y = {operator}(x, W)", {"W": np.full(weight, 0.1)}, *shapes)
     network.graph.node[0].attribute.extend(starmap(helper.make_attribute, attributes.items()))
     trainer = Trainer(network, loss="squared_error", batch_size=2, epochs=1)
     x = np.ones((2, 4, 9, 5), np.float32)

@@ -177,11 +177,6 @@ def test_an_input_and_a_label_of_one_name_are_both_counted() -> None:
 # Batches that another author makes: as they are, mixed in a buffer, drawn ahead; to look at, too ---
 
 
-CONVERSION = Conversion(
-    prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0]
-)
-
-
 def numbers(sizes: list[int], first: int = 0) -> list[Any]:
     """Batches of consecutive numbers."""
     ends = np.cumsum([first, *sizes])
@@ -193,7 +188,7 @@ def open_(source: Any, *, limit: int | None = None, size: int = 4, **options: An
         return Columns(inputs={"X": np.asarray(X)})
 
     made = IterableBatches(Batches(source, **options), convert, limit, size)
-    made.use(CONVERSION)
+    made.use(Conversion(prepare=lambda c: dict(c.inputs), denominators=lambda c: [1.0]))
     return made
 
 

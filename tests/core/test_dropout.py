@@ -144,6 +144,8 @@ def test_a_step_of_training_uses_the_mask_of_its_seed_node_and_step() -> None:
         x = x * drawn(20, 20, seed=5, step=k + 1)["y"]
         weights = weights - 0.01 * 2 * x.T @ (x @ weights - y) / 20
     np.testing.assert_allclose(ours.get_state()["W"], weights, rtol=1e-5, atol=1e-6)
+    # Predictions drop nothing.
+    np.testing.assert_allclose(ours.predict(X), X @ ours.get_state()["W"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_recipe_overrides_the_file() -> None:
@@ -175,12 +177,6 @@ def test_a_computed_mode_is_followed_in_every_batch() -> None:
             states.append(ours.get_state()["W"])
         np.testing.assert_allclose(states[-2], states[-1], rtol=1e-6)
     assert np.abs(states[1] - states[3]).max() > 1e-3
-
-
-def test_predictions_drop_nothing() -> None:
-    ours = trainer()
-    ours.fit(X, Y)
-    np.testing.assert_allclose(ours.predict(X), X @ ours.get_state()["W"], rtol=1e-5, atol=1e-6)
 
 
 def test_losses_of_samples_are_those_of_the_evaluation() -> None:

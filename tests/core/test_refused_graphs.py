@@ -76,11 +76,8 @@ WRONG_AXES = {"twice": [1, 1], "twice, once from the end": [1, -3], "beyond": [7
 def _cases() -> Iterator[tuple[str, ModelProto, str]]:
     """The operator and what is wrong with it, a model, and the attribute."""
     for operator, value in product(("Conv", "ConvTranspose"), (0, -1)):
-        yield (
-            f"{operator} of group {value}",
-            around(step(operator, "k", group=value), KERNEL),
-            "group",
-        )
+        grouped = around(step(operator, "k", group=value), KERNEL)
+        yield f"{operator} of group {value}", grouped, "group"
         for name in ("strides", "dilations"):
             given = step(operator, "k", **{name: [1, value]})
             yield f"{operator} of {name} {value}", around(given, KERNEL), name
@@ -138,15 +135,14 @@ def test_attributes_of_functions_and_branches_are_judged() -> None:
     for group in (1, 0):
         model = around(node("convolved", ["a", "k"], ["b"], "step", domain="f", g=group), KERNEL)
         model.opset_import.add(domain="f", version=1)
-        model.functions.append(
-            helper.make_function("f", "convolved", ["x", "k"], ["y"], [inner], opsets, ["g"])
-        )
+        function = "f", "convolved", ["x", "k"], ["y"], [inner], opsets, ["g"]
+        model.functions.append(helper.make_function(*function))
         if group:
             Model(model)
         else:
             with pytest.raises(ModelError, match="the group of the ConvTranspose"):
                 Model(model)
-    branches = [
+    then_branch, else_branch = (
         helper.make_graph(
             [node("CumSum", ["a", f"axis{k}"], [f"b{k}"], f"in{k}")],
             "branch",
@@ -155,8 +151,8 @@ def test_attributes_of_functions_and_branches_are_judged() -> None:
             [onnx.numpy_helper.from_array(np.array(3 + k), f"axis{k}")],
         )
         for k in range(2)
-    ]
-    choice = node("If", ["yes"], ["b"], "step", then_branch=branches[0], else_branch=branches[1])
+    )
+    choice = node("If", ["yes"], ["b"], "step", then_branch=then_branch, else_branch=else_branch)
     with pytest.raises(ModelError, match="the axis of the CumSum 'in1' must be axes of 4 dim"):
         Model(around(choice, {"yes": np.array(True)}))
 
