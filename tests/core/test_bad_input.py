@@ -31,6 +31,8 @@ X, Y = regression(rows=20)
     ("option", "value", "text"),
     [
         ("learning_rate", float("inf"), "learning_rate: expected a finite number > 0, got inf"),
+        ("learning_rate", "0.1", "learning_rate: expected a finite number > 0, got '0.1'"),
+        ("dropout", "of", "dropout: expected 'file', 'off' or a number >= 0 and < 1, got 'of'"),
         ("device", "cuda:x", "device: expected a number after the colon, got 'cuda:x'"),
         ("loss", [], "loss: at least one loss is needed"),
         ("loss", 3, "loss: expected a name, a mapping with the key 'name', or a loss, got 3"),
