@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ortflex_core import (
     ConfigError,
@@ -38,20 +38,10 @@ def agent() -> str:
 
 def looked_up() -> onnx.ModelProto:
     """A float, an integer and a boolean out of a table that is looked up by ids."""
-    node = helper.make_node
-    return models.model(
-        [
-            node("Gather", ["table", "ids"], ["rows"]),
-            node("MatMul", ["rows", "W"], ["scores"]),
-            node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
-            node("Greater", ["scores", "limit"], ["high"]),
-        ],
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
-        [
-            models.floats("scores", "N", 3),
-            helper.make_tensor_value_info("best", TensorProto.INT64, ["N"]),
-            helper.make_tensor_value_info("high", TensorProto.BOOL, ["N", 3]),
-        ],
+    return models.of_text(
+        """(int64[N] ids) => (float[N, 3] scores, int64[N] best, bool[N, 3] high) {
+        rows = Gather(table, ids) scores = MatMul(rows, W)
+        best = ArgMax<axis = 1, keepdims = 0>(scores) high = Greater(scores, limit) }""",
         {"table": RNG.standard_normal((5, 4)), "W": RNG.standard_normal((4, 3)), "limit": 0.0},
     )
 

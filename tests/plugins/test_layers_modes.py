@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from ortflex_core import ConfigError
 from ortflex_plugins.layers import OnnxFunction
@@ -20,8 +19,6 @@ RNG = np.random.default_rng(0)
 
 def normalized(momentum: float = 0.9, copies: bool = False) -> onnx.ModelProto:
     """Conv, BatchNormalization, relu, mean over positions, a matrix product."""
-    node = helper.make_node
-    names = ["scale", "shift", "mean", "var"]
     weights = {
         "kernel": RNG.standard_normal((3, 2, 3, 3)) / 4,
         "scale": np.array([1.0, 0.5, 2.0]),
@@ -30,23 +27,15 @@ def normalized(momentum: float = 0.9, copies: bool = False) -> onnx.ModelProto:
         "var": np.array([1.0, 0.7, 1.3]),
         "W": RNG.standard_normal((3, 4)),
     }
-    first = []
+    first, variance = "", "var"
     if copies:  # as torch's old exporter writes equal tensors
-        first = [node("Identity", ["scale"], ["var.copy"])]
-        weights["scale"] = weights["var"]
-        names[3] = "var.copy"
-        del weights["var"]
-    return models.model(
-        [
-            *first,
-            node("Conv", ["x", "kernel"], ["c"]),
-            node("BatchNormalization", ["c", *names], ["n"], momentum=momentum, epsilon=1e-4),
-            node("Relu", ["n"], ["r"]),
-            node("ReduceMean", ["r"], ["m"], axes=[2, 3], keepdims=0),
-            node("MatMul", ["m", "W"], ["y"]),
-        ],
-        [models.floats("x", "N", 2, 6, 6)],
-        [models.floats("y", "N", 4)],
+        first, variance = "var_copy = Identity(scale)", "var_copy"
+        weights["scale"] = weights.pop("var")
+    return models.of_text(
+        f"""(float[N, 2, 6, 6] x) => (float[N, 4] y) {{ {first} c = Conv(x, kernel)
+        n = BatchNormalization<momentum = {momentum}, epsilon = 0.0001>
+            (c, scale, shift, mean, {variance})
+        r = Relu(n) m = ReduceMean<axes = [2, 3], keepdims = 0>(r) y = MatMul(m, W) }}""",
         weights,
     )
 
@@ -54,23 +43,13 @@ def normalized(momentum: float = 0.9, copies: bool = False) -> onnx.ModelProto:
 def dropping(ratio: float | None = 0.25, flag: bool | None = None) -> onnx.ModelProto:
     """Relu(x)·W with a Dropout between, its ratio and training_mode as given."""
     weights: dict[str, Any] = {"W": np.eye(50)}
-    inputs = ["r"]
     if ratio is not None or flag is not None:
         weights["ratio"] = np.array(0.5 if ratio is None else ratio, np.float32)
-        inputs.append("ratio")
     if flag is not None:
         weights["flag"] = np.array(flag)
-        inputs.append("flag")
-    return models.model(
-        [
-            helper.make_node("Relu", ["x"], ["r"]),
-            helper.make_node("Dropout", inputs, ["d"]),
-            helper.make_node("MatMul", ["d", "W"], ["y"]),
-        ],
-        [models.floats("x", "N", 50)],
-        [models.floats("y", "N", 50)],
-        weights,
-    )
+    given = ", ".join(["r", *list(weights)[1:]])
+    text = f"{{ r = Relu(x) d = Dropout({given}) y = MatMul(d, W) }}"
+    return models.of_text(f"(float[N, 50] x) => (float[N, 50] y) {text}", weights)
 
 
 def same_in_torch(model: onnx.ModelProto) -> Any:

@@ -152,9 +152,8 @@ def test_pairs_of_the_runtimes_domain_train_the_same(setting: str, tmp_path: Pat
 def test_other_integers_of_the_runtimes_domain_need_opset_21(several: bool) -> None:
     size = (4,) if several else ()
     weights = {"W": np.ones((8, 4), np.int16), "s": np.full(size, 0.01, np.float32)}
-    pair = helper.make_node("DequantizeLinear", ["W", "s"], ["w"], axis=1, domain="com.microsoft")
-    nodes = [pair, helper.make_node("MatMul", ["x", "w"], ["y"])]
-    model = forms.network(nodes, weights, 8)
+    text = "w = com.microsoft.DequantizeLinear<axis = 1>(W, s) y = MatMul(x, w)"
+    model = forms.parsed(text, weights, 8)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     with pytest.raises(ModelError, match="of int16 at opset 17: convert the file to opset 21"):
         Trainer(model, loss="squared_error")
@@ -175,13 +174,10 @@ def test_scales_per_channel_of_an_old_opset_say_the_way_out(tmp_path: Path) -> N
 def test_a_bias_with_a_scale_that_is_computed_is_refused() -> None:
     codes = np.zeros((8, 4), np.int8)
     one, zero = np.array(1, np.float32), np.array(0, np.int8)
-    nodes = [
-        helper.make_node("Mul", ["one", "one"], ["s"]),
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node("QGemm", [*"qszW", "one", *"zb"], ["y"], "gemm", domain="com.microsoft"),
-    ]
+    text = """s = Mul(one, one) q = QuantizeLinear(x, s, z)
+        y = com.microsoft.QGemm(q, s, z, W, one, z, b)"""
     weights = {"W": codes, "one": one, "z": zero, "b": np.zeros(4, np.int32)}
-    model = forms.network(nodes, weights, 8)
+    model = forms.parsed(text, weights, 8)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     onnx.checker.check_model(model)
     with pytest.raises(ModelError, match="a bias and a scale that is not a constant of the file"):
@@ -247,7 +243,7 @@ def test_a_product_of_integers_that_is_scaled_otherwise_keeps_its_weight() -> No
 
 def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> None:
     """QAttention against Attention behind DequantizeLinear, whose masters are compared with torch."""
-    made, rng = helper.make_node, np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     codes = rng.integers(-100, 100, (8, 24)).astype(np.int8)
     weights = {
         "W": codes,
@@ -256,25 +252,16 @@ def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> Non
         "b": rng.standard_normal(24).astype(np.float32),
         "V": rng.standard_normal((8, 4)).astype(np.float32),
     }
-    shape, one = np.array([-1, 2, 8]), np.array([1])
-    first = [
-        made("Reshape", ["x", "shape"], ["r"]),
-        made("DynamicQuantizeLinear", ["r"], ["q", "t", "p"]),
-    ]
-    last = [made("ReduceSum", ["o", "one"], ["e"], keepdims=0), made("MatMul", ["e", "V"], ["y"])]
-    domain, heads = "com.microsoft", {"num_heads": 2}
-    given = ["q", "W", "b", "t", "s", "", "p", "z"]
-    integers = made("QAttention", given, ["o"], domain=domain, **heads)
-    reals = [
-        made("DequantizeLinear", ["q", "t", "p"], ["d"]),
-        made("DequantizeLinear", ["W", "s", "z"], ["w"], axis=1),
-        made("Attention", ["d", "w", "b"], ["o"], domain=domain, **heads),
-    ]
+    weights |= {"shape": np.array([-1, 2, 8]), "one": np.array([1])}
+    first = "r = Reshape(x, shape) q, t, p = DynamicQuantizeLinear(r)"
+    last = "e = ReduceSum<keepdims = 0>(o, one) y = MatMul(e, V)"
+    integers = "o = com.microsoft.QAttention<num_heads = 2>(q, W, b, t, s, , p, z)"
+    reals = """d = DequantizeLinear(q, t, p) w = DequantizeLinear<axis = 1>(W, s, z)
+        o = com.microsoft.Attention<num_heads = 2>(d, w, b)"""
     states = []
-    for nodes in ([integers], reals):
-        arrays = {**weights, "shape": shape, "one": one}
-        model = forms.network([*first, *nodes, *last], arrays, 16)
-        model.opset_import.append(helper.make_opsetid(domain, 1))
+    for middle in (integers, reals):
+        model = forms.parsed(f"{first} {middle} {last}", weights, 16)
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
         trainer, exported, _ = train(model)
         check_layout(model, exported, {"W", "b", "V"})
         states.append(trainer.get_state())
@@ -284,25 +271,20 @@ def test_quantized_attention_trains_as_attention_of_dequantized_weights() -> Non
 
 def test_quantized_tables_of_embeddings_train() -> None:
     """QEmbedLayerNormalization: tables, scale and bias of one byte."""
-    made, rng = helper.make_node, np.random.default_rng(6)
+    rng = np.random.default_rng(6)
     names = [f"t{k}" for k in range(5)]
     sizes = [(20, 6), (5, 6), (2, 6), (6,), (6,)]
     weights: dict[str, Any] = {
         n: rng.integers(0, 256, size).astype(np.uint8) for n, size in zip(names, sizes, strict=True)
     }
-    weights |= {f"{n}/scale": np.array(0.01, np.float32) for n in names}
-    weights |= {f"{n}/zero": np.array(120, np.uint8) for n in names}
-    given = ["ids", "kinds", *names, "", *(f"{n}/scale" for n in names)]
-    given += [f"{n}/zero" for n in names]
-    nodes = [
-        made("Cast", ["x"], ["ids"], to=6),
-        made("Mul", ["ids", "none"], ["kinds"]),
-        made("QEmbedLayerNormalization", given, ["e", "count"], domain="com.microsoft"),
-        made("ReduceMean", ["e"], ["m"], axes=[1], keepdims=0),
-        made("MatMul", ["m", "V"], ["y"]),
-    ]
+    weights |= {f"{n}_scale": np.array(0.01, np.float32) for n in names}
+    weights |= {f"{n}_zero": np.array(120, np.uint8) for n in names}
+    given = ", ".join([*names, "", *(f"{n}_scale" for n in names), *(f"{n}_zero" for n in names)])
+    text = f"""ids = Cast<to = 6>(x) kinds = Mul(ids, none)
+        e, count = com.microsoft.QEmbedLayerNormalization(ids, kinds, {given})
+        m = ReduceMean<axes = [1], keepdims = 0>(e) y = MatMul(m, V)"""
     weights |= {"none": np.array(0, np.int32), "V": forms.draw(6, 4)}
-    model = forms.network(nodes, weights, 5)
+    model = forms.parsed(text, weights, 5)
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     trainer, exported, x = train(model, learning_rate=0.02)
@@ -357,7 +339,6 @@ TEXTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
         (7, 3),
     ),
 }
-ROWS = 64
 
 
 def network(name: str) -> ModelProto:

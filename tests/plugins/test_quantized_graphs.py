@@ -338,17 +338,13 @@ def test_a_product_by_blocks_of_int8_is_right_with_fusions(rank: int, symmetric:
     if require_runtime().version_info < (1, 20):
         pytest.skip("this runtime has no blocks")
     rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"], "relu"),
-        helper.make_node("Gemm" if rank == 2 else "MatMul", ["r", "A"], ["a"], "first"),
-        helper.make_node("MatMul", ["r", "B"], ["b"], "second"),
-        helper.make_node("Add", ["a", "b"], ["y"], "sum"),
-    ]
+    text = f"""[relu] r = Relu(x) [first] a = {"Gemm" if rank == 2 else "MatMul"}(r, A)
+        [second] b = MatMul(r, B) [sum] y = Add(a, b)"""
     spread = np.repeat([0.1, 1.0], 8)[:, None]
     weights = {name: rng.standard_normal((16, 6)) * spread for name in "AB"}
-    shape = ["N", *[3] * (rank - 2)]
-    io = [models.floats("x", *shape, 16)], [models.floats("y", *shape, 6)]
-    model = models.model(nodes, *io, weights, opset=21, ir=10)
+    shape = "N" + ", 3" * (rank - 2)
+    model = models.parsed(text, weights, f"float[{shape}, 16] x", f"float[{shape}, 6] y", opset=21)
+    model.ir_version = 10
     quantize = {"block_size": 8, "reduce_range": True, "symmetric": symmetric}
     made = Trainer(model, loss="squared_error", quantize=quantize, progress=False)
     x = rng.standard_normal((32, *[3] * (rank - 2), 16)).astype(np.float32)

@@ -55,13 +55,10 @@ def linear(layout: Layout) -> ModelProto:
     kind, codes, scale, zero, settings, opset = layout
     if opset > 13 and require_runtime().version_info < (1, 20):
         pytest.skip("this runtime has no blocks, int4 and int16 of opset 21")
-    pair = ["W", "scale", *(["zero"] if zero is not None else [])]
-    nodes = [
-        helper.make_node("DequantizeLinear", pair, ["w"], **settings),
-        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
-        helper.make_node("Relu", ["h"], ["r"]),
-        helper.make_node("MatMul", ["r", "V"], ["y"]),
-    ]
+    options = f"<{', '.join(f'{k} = {v}' for k, v in settings.items())}>" if settings else ""
+    pair = "W, scale" if zero is None else "W, scale, zero"
+    text = f"""w = DequantizeLinear{options}({pair}) h = Gemm(x, w, b) r = Relu(h)
+        y = MatMul(r, V)"""
     weights = [
         helper.make_tensor("W", kind, codes.shape, codes.ravel().tolist()),
         numpy_helper.from_array(np.asarray(scale), "scale"),
@@ -69,21 +66,19 @@ def linear(layout: Layout) -> ModelProto:
         numpy_helper.from_array(np.linspace(-1, 1, 4).astype(np.float32), "b"),
         numpy_helper.from_array(np.eye(4, dtype=np.float32), "V"),
     ]
-    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 4)]
-    model = models.model(nodes, *io, {}, opset=opset, ir=10 if opset > 13 else 8)
+    model = models.parsed(text, {}, "float[N, 8] x", "float[N, 4] y", opset=opset)
+    model.ir_version = 10 if opset > 13 else 8
     model.graph.initializer.extend(weights)
     return model
 
 
 def gemms() -> ModelProto:
     """A float network whose biases the quantizers store as int32."""
-    made = helper.make_node
-    nodes = [made("Gemm", ["x", "W", "b"], ["h"]), made("Tanh", ["h"], ["t"])]
-    nodes += [made("Gemm", ["t", "V", "c"], ["y"])]
     draw = np.random.default_rng(1)
     shapes = {"W": (8, 16), "b": (16,), "V": (16, 4), "c": (4,)}
     weights = {name: draw.normal(0, 0.3, shape) for name, shape in shapes.items()}
-    return models.model(nodes, [models.floats("x", "N", 8)], [models.floats("y", "N", 4)], weights)
+    text = "h = Gemm(x, W, b) t = Tanh(h) y = Gemm(t, V, c)"
+    return models.parsed(text, weights, "float[N, 8] x", "float[N, 4] y")
 
 
 def spread(values: Any, settings: dict[str, int]) -> Any:
@@ -227,8 +222,8 @@ ROWS = RNG.standard_normal((16, 4)).astype(np.float32)
 TARGETS = RNG.standard_normal((16, 3)).astype(np.float32)
 
 
-def file(nodes: list[Any], weights: dict[str, Any]) -> ModelProto:
-    return models.model(nodes, [models.floats("x", "N", 4)], [models.floats("y", "N", 3)], weights)
+def file(text: str, weights: dict[str, Any]) -> ModelProto:
+    return models.parsed(text, weights, "float[N, 4] x", "float[N, 3] y")
 
 
 def aware(dtype: Any, per_channel: bool) -> tuple[ModelProto, dict[str, Any]]:
@@ -237,16 +232,10 @@ def aware(dtype: Any, per_channel: bool) -> tuple[ModelProto, dict[str, Any]]:
     scale = np.array([0.006, 0.012, 0.02] if per_channel else 0.008, np.float32)
     middle = 0 if dtype == np.int8 else 128
     zero = np.full(scale.shape, middle, dtype)
-    pair = ["scale", "zero"]
-    made = helper.make_node
-    nodes = [
-        made("QuantizeLinear", ["W", *pair], ["q"], axis=1),
-        made("DequantizeLinear", ["q", *pair], ["w"], axis=1),
-        made("MatMul", ["x", "w"], ["z"], name="product"),
-        made("Add", ["z", "b"], ["y"]),
-    ]
+    text = """q = QuantizeLinear<axis = 1>(W, scale, zero) w = DequantizeLinear<axis = 1>(q, scale, zero)
+        z = MatMul(x, w) y = Add(z, b)"""
     weights = {"W": weight, "scale": scale, "zero": zero, "b": np.ones(3, np.float32)}
-    return file(nodes, weights), weights
+    return file(text, weights), weights
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
@@ -284,22 +273,16 @@ def test_a_weight_that_is_computed_and_clipped_trains(params: Any, arithmetic: b
     """
     torch = pytest.importorskip("torch")
     model, weights = aware(np.int8, per_channel=False)
-    pair = ["scale", "zero"]
-    made = helper.make_node
-    nodes = [
-        made("Mul", ["W", "half"], ["W half"]),
-        made("Transpose", ["W half"], ["W turned"], perm=[1, 0]),
-        made("QuantizeLinear", ["W turned" if arithmetic else "W", *pair], ["q"]),
-        made("Clip", ["q", "low", "high"], ["clipped"]),
-        made("Transpose", ["clipped"], ["q turned"], perm=[1, 0]),
-        made("DequantizeLinear", ["q turned" if arithmetic else "clipped", *pair], ["w"]),
-        made("MatMul", ["x", "w"], ["z"], name="product"),
-        made("Add", ["z", "b"], ["y"]),
-    ]
-    if not arithmetic:
-        nodes = [n for n in nodes if n.op_type not in ("Mul", "Transpose")]
+    integers = "q = QuantizeLinear(W, scale, zero) c = Clip(q, low, high)"
+    last = "c"
+    if arithmetic:
+        integers = """h = Mul(W, half) turned = Transpose<perm = [1, 0]>(h)
+            q = QuantizeLinear(turned, scale, zero) c = Clip(q, low, high)
+            back = Transpose<perm = [1, 0]>(c)"""
+        last = "back"
+    text = f"{integers} w = DequantizeLinear({last}, scale, zero) z = MatMul(x, w) y = Add(z, b)"
     more = {"half": np.float32(0.5), "low": np.int8(-60), "high": np.int8(60)}
-    model = file(nodes, {**weights, **more})
+    model = file(text, {**weights, **more})
     options = {"learning_rate": 0.5, "optimizer": "sgd", "params": params}
     trainer = Trainer(model, loss="squared_error", **options)
     trainer.step((ROWS, TARGETS))
@@ -361,23 +344,16 @@ def test_dynamic_quantization_is_straight_through(per_channel: bool, tmp_path: P
 def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one(torch: Any) -> None:
     if require_runtime().version_info < (1, 22):
         pytest.skip("this runtime has no kernel of ConvInteger by int8 weights")
-    made = helper.make_node
     whole = RNG.integers(-90, 90, (3, 2, 3, 3)).astype(np.int8)
     zeros = np.array([3], np.int8)
     x = RNG.standard_normal((2, 2, 6, 6)).astype(np.float32)
     y = RNG.standard_normal((2, 3, 3, 3)).astype(np.float32)
     scale = RNG.uniform(0.5, 1.5, (1, 2, 1, 1)).astype(np.float32)
-    nodes = [
-        made("Mul", ["x", "s"], ["h"]),
-        made("DynamicQuantizeLinear", ["h"], ["q", "step", "place"]),
-        made("ConvInteger", ["q", "W", "place", "zeros"], ["z"], strides=[2, 2], pads=[1] * 4),
-        made("Cast", ["z"], ["f"], to=1),
-        made("Mul", ["f", "step"], ["real"]),
-        made("Mul", ["real", "unit"], ["y"]),
-    ]
+    text = """h = Mul(x, s) q, step, place = DynamicQuantizeLinear(h)
+        z = ConvInteger<strides = [2, 2], pads = [1, 1, 1, 1]>(q, W, place, zeros)
+        f = Cast<to = 1>(z) real = Mul(f, step) y = Mul(real, unit)"""
     weights = {"s": scale, "W": whole, "zeros": zeros, "unit": np.array(0.01)}
-    io = [models.floats("x", "N", 2, 6, 6)], [models.floats("y", "N", 3, 3, 3)]
-    model = models.model(nodes, *io, weights)
+    model = models.parsed(text, weights, "float[N, 2, 6, 6] x", "float[N, 3, 3, 3] y")
     trainer = Trainer(model, loss="squared_error", params=["s"], optimizer="sgd", learning_rate=0.1)
     predicted = trainer.predict(x)
     trainer.step((x, y))
@@ -393,13 +369,8 @@ def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one(torch: 
 
 
 def test_a_file_of_products_of_integers_alone_says_the_way_out() -> None:
-    made = helper.make_node
-    nodes = [
-        made("DynamicQuantizeLinear", ["x"], ["q", "step", "place"]),
-        made("MatMulInteger", ["q", "W", "place"], ["z"]),
-        made("Cast", ["z"], ["real"], to=1),
-        made("Mul", ["real", "step"], ["y"]),
-    ]
+    text = """q, step, place = DynamicQuantizeLinear(x) z = MatMulInteger(q, W, place)
+        real = Cast<to = 1>(z) y = Mul(real, step)"""
     weights = {"W": RNG.integers(-9, 9, (4, 3)).astype(np.int8)}
     with pytest.raises(ModelError, match="Train the float file"):
-        Trainer(file(nodes, weights), loss="squared_error")
+        Trainer(file(text, weights), loss="squared_error")

@@ -37,15 +37,11 @@ def behind(
     kind: int, codes: Array, scale: Array, zero: Array | None, settings: dict[str, int], opset: int
 ) -> ModelProto:
     """``y = x·W + b``, W behind a DequantizeLinear."""
-    inputs = ["W", "scale", *(["zero"] if zero is not None else [])]
-    nodes = [
-        helper.make_node("DequantizeLinear", inputs, ["w"], **settings),
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Add", ["h", "b"], ["y"]),
-    ]
-    weights = {"scale": scale, "b": forms.draw(4)}
-    model = forms.network(nodes, weights, 8, opset=opset)
-    model.ir_version = 10
+    options = f"<{', '.join(f'{k} = {v}' for k, v in settings.items())}>" if settings else ""
+    pair = "W, scale" if zero is None else "W, scale, zero"
+    text = f"w = DequantizeLinear{options}({pair}) h = MatMul(x, w) y = Add(h, b)"
+    model = forms.parsed(text, {"scale": scale, "b": (4,)}, 8)
+    model.ir_version, model.opset_import[0].version = 10, opset
     own = [("W", codes)] + ([] if zero is None else [("zero", zero)])
     for name, values in own:
         numbers = np.asarray(values).astype(np.float64).ravel().tolist()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from ortflex import Trainer
 from ortflex_core import ConfigError, DataError, ModelError, OrtflexError, require_runtime
@@ -24,29 +24,22 @@ from tests import models
 DRAW = np.random.default_rng(5)
 X = DRAW.standard_normal((64, 2, 6, 6)).astype(np.float32)
 Y = DRAW.standard_normal((64, 3)).astype(np.float32)
-make = helper.make_node
 
 
 def network(opset: int = 17) -> ModelProto:
     """Convolutions with BatchNormalization and a residual addition, pooling, a linear layer."""
-    nodes = [
-        make("Conv", ["x", "A", "a"], ["c1"], name="conv1", pads=[1, 1, 1, 1]),
-        make("BatchNormalization", ["c1", "g", "h", "mean", "variance"], ["n1"], name="bn"),
-        make("Relu", ["n1"], ["r1"], name="relu1"),
-        make("Conv", ["r1", "B", "b"], ["c2"], name="conv2", pads=[1, 1, 1, 1]),
-        make("Add", ["r1", "c2"], ["s"], name="sum"),
-        make("Relu", ["s"], ["r2"], name="relu2"),
-        make("MaxPool", ["r2"], ["m"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
-        make("Flatten", ["m"], ["f"], name="flat"),
-        make("Gemm", ["f", "C", "c"], ["y"], name="head"),
-    ]
+    text = """(float[N, 2, 6, 6] x) => (float[N, 3] y) {
+        [conv1] c1 = Conv<pads = [1, 1, 1, 1]>(x, A, a)
+        [bn] n1 = BatchNormalization(c1, g, h, mean, variance) [relu1] r1 = Relu(n1)
+        [conv2] c2 = Conv<pads = [1, 1, 1, 1]>(r1, B, b) [sum] s = Add(r1, c2) [relu2] r2 = Relu(s)
+        [pool] m = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r2)
+        [flat] f = Flatten(m) [head] y = Gemm(f, C, c) }"""
     draw = np.random.default_rng(2)
     shapes = {"A": (4, 2, 3, 3), "a": (4,), "B": (4, 4, 3, 3), "b": (4,), "C": (36, 3), "c": (3,)}
     arrays = {n: draw.normal(0, 0.4, s) for n, s in shapes.items()}
     arrays |= {"g": draw.uniform(0.5, 2, 4), "h": draw.normal(0, 0.3, 4)}
     arrays |= {"mean": draw.normal(0, 0.3, 4), "variance": draw.uniform(0.5, 2, 4)}
-    x, y = models.floats("x", "N", 2, 6, 6), models.floats("y", "N", 3)
-    return models.model(nodes, [x], [y], arrays, opset=opset)
+    return models.of_text(text, arrays, opset=opset)
 
 
 def run(model: ModelProto, x: Any = X, *, plainly: bool = True) -> Any:
@@ -201,8 +194,7 @@ def test_a_step_of_a_scale_is_that_of_lsq() -> None:
     """
     draw = np.random.default_rng(0)
     w, x = draw.normal(0, 0.5, (32, 4)), draw.standard_normal((8, 32))
-    io = [models.floats("x", "N", 32)], [models.floats("y", "N", 4)]
-    model = models.model([make("MatMul", ["x", "W"], ["y"], name="m")], *io, {"W": w})
+    model = models.parsed("[m] y = MatMul(x, W)", {"W": w}, "float[N, 32] x", "float[N, 4] y")
     quantize = {"name": "percentile", "percentile": 98.0, "activations": "none"}
     quantize["per_channel"] = False
     made = trainer(model, quantize, optimizer="sgd")
@@ -317,17 +309,14 @@ def test_constant_activations_have_a_scale() -> None:
         np.testing.assert_allclose(run(made.export(), np.full_like(X, value)), predicted, atol=1e-6)
 
 
-def gemms(bias: Any, **weights: Any) -> ModelProto:
-    """``relu(x·W + b)·V`` of eight inputs."""
-    nodes = [
-        make("Gemm", ["x", "W", "b"], ["h"], name="first"),
-        make("Relu", ["h"], ["r"], name="relu"),
-        make("MatMul", ["r", "V"], ["y"], name="last"),
-    ]
+LAYERS = "[first] h = Gemm(x, W, b) [relu] r = Relu(h) [last] y = MatMul(r, V)"
+
+
+def gemms(bias: Any, text: str = LAYERS, **weights: Any) -> ModelProto:
+    """``relu(x·W + b)·V`` of eight inputs, or what the text makes of these weights."""
     draw = np.random.default_rng(4)
     arrays = {"W": draw.normal(0, 0.4, (8, 6)), "b": bias, "V": draw.normal(0, 0.4, (6, 3))}
-    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 3)]
-    return models.model(nodes, *io, {**arrays, **weights})
+    return models.parsed(text, {**arrays, **weights}, "float[N, 8] x", "float[N, 3] y")
 
 
 ROWS = np.random.default_rng(8).standard_normal((32, 8)).astype(np.float32)
@@ -361,29 +350,17 @@ def test_a_bias_that_int32_does_not_hold_stays_in_float(case: str, per_channel: 
 
 def test_an_activation_without_rows_is_calibrated() -> None:
     """A sum of all elements of a product."""
-    nodes = [
-        make("MatMul", ["x", "W"], ["h"], name="first"),
-        make("ReduceSum", ["h"], ["sum"], name="sum", keepdims=0),
-        make("Add", ["h", "sum"], ["a"], name="add"),
-        make("MatMul", ["a", "V"], ["y"], name="last"),
-    ]
-    model = gemms(0.3)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    text = """[first] h = MatMul(x, W) [sum] sum = ReduceSum<keepdims = 0>(h)
+        [add] a = Add(h, sum) [last] y = MatMul(a, V)"""
+    model = gemms(0.3, text)
     made = trainer(model, {"operators": ["MatMul", "Add", "ReduceSum"]})
     made.calibrate(ROWS)
     np.testing.assert_allclose(run(made.export(), ROWS), made.predict(ROWS), rtol=1e-5, atol=1e-4)
 
 
 def test_a_weight_that_is_computed_from_constants_has_a_note() -> None:
-    nodes = [
-        make("Transpose", ["W"], ["w"], name="turn"),
-        make("Gemm", ["x", "w", "b"], ["h"], name="first"),
-        make("MatMul", ["h", "V"], ["y"], name="last"),
-    ]
-    model = gemms(np.zeros(6), W=np.random.default_rng(4).normal(0, 0.4, (6, 8)))
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    text = "[turn] w = Transpose(W) [first] h = Gemm(x, w, b) [last] y = MatMul(h, V)"
+    model = gemms(np.zeros(6), text, W=np.random.default_rng(4).normal(0, 0.4, (6, 8)))
     made = trainer(model)
     assert made.model.quantization is not None
     assert any("Transpose computes it" in note for note in made.model.quantization.notes)

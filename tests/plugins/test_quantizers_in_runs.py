@@ -37,7 +37,7 @@ from tests.core.test_process_groups import X as RANK_X
 from tests.core.test_process_groups import Y as RANK_Y
 from tests.half_models import BF16, F16
 from tests.plugins.commands import works
-from tests.plugins.test_quantizers import ROWS, gemms, make, network, run, values_of
+from tests.plugins.test_quantizers import ROWS, gemms, network, run, values_of
 from tests.plugins.test_quantizers import X as IMAGES
 from tests.plugins.test_quantizers import Y as IMAGE_LABELS
 from tests.training import same
@@ -184,10 +184,8 @@ def test_a_checkpoint_within_the_observed_epochs_continues(tmp_path: Path) -> No
 
 
 def test_activations_of_zero_leave_a_scale_above_zero() -> None:
-    nodes = [make("MatMul", ["x", "W"], ["y"], name="only")]
     weights = {"W": np.random.default_rng(0).standard_normal((8, 3))}
-    io = [models.floats("x", "N", 8)], [models.floats("y", "N", 3)]
-    model = models.model(nodes, *io, weights)
+    model = models.parsed("[only] y = MatMul(x, W)", weights, "float[N, 8] x", "float[N, 3] y")
     made = trainer(model, {"observe": 100}, epochs=100)
     made.calibrate(ROWS)
     first = float(made.model.initializer("x/scale"))
