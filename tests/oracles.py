@@ -93,23 +93,18 @@ def nesterov(
     return w - rate * (g + beta * v), {"velocity": v}
 
 
-def _moments(g: Array, t: int, slots: Slots, beta1: float, beta2: float) -> tuple[Array, ...]:
+def _moments(
+    g: Array, t: int, slots: Slots, beta1: float = 0.9, beta2: float = 0.999
+) -> tuple[Array, ...]:
     m = beta1 * slots["m"] + (1 - beta1) * g
     v = beta2 * slots["v"] + (1 - beta2) * g**2
     return m, v, m / (1 - beta1**t), v / (1 - beta2**t)
 
 
 def adam(
-    w: Array,
-    g: Array,
-    rate: float,
-    t: int,
-    slots: Slots,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    w: Array, g: Array, rate: float, t: int, slots: Slots, *, eps: float = 1e-8, **betas: float
 ) -> tuple[Array, Slots]:
-    m, v, m_hat, v_hat = _moments(g, t, slots, beta1, beta2)
+    m, v, m_hat, v_hat = _moments(g, t, slots, **betas)
     return w - rate * m_hat / (np.sqrt(v_hat) + eps), {"m": m, "v": v}
 
 
@@ -119,14 +114,10 @@ def adamw(
     rate: float,
     t: int,
     slots: Slots,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
     weight_decay: float = 0.01,
+    **of_adam: float,
 ) -> tuple[Array, Slots]:
-    m, v, m_hat, v_hat = _moments(g, t, slots, beta1, beta2)
-    w = w - rate * weight_decay * w
-    return w - rate * m_hat / (np.sqrt(v_hat) + eps), {"m": m, "v": v}
+    return adam(w - rate * weight_decay * w, g, rate, t, slots, **of_adam)
 
 
 def lamb(
@@ -135,14 +126,14 @@ def lamb(
     rate: float,
     t: int,
     slots: Slots,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
+    *,
     eps: float = 1e-6,
     weight_decay: float = 0.0,
     ratio_min: float = 0.0,
     ratio_max: float = 10.0,
+    **betas: float,
 ) -> tuple[Array, Slots]:
-    m, v, m_hat, v_hat = _moments(g, t, slots, beta1, beta2)
+    m, v, m_hat, v_hat = _moments(g, t, slots, **betas)
     d = m_hat / (np.sqrt(v_hat) + eps) + weight_decay * w
     size_w, size_d = np.linalg.norm(w.ravel()), np.linalg.norm(d.ravel())
     ratio = 1.0

@@ -255,31 +255,28 @@ def test_another_optimizer_in_a_later_round_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
+    ("call", "words"),
     [
-        ("w1", "matches no trained tensor.*'W1'"),
-        (["!*"], "leaves nothing to share"),
-        ([], "expected 'parameters', 'adapters'"),
-        ([3], "expected 'parameters', 'adapters'"),
-        ("adapters", "has no adapters"),
+        (lambda: pack_shared(new(), "w1"), "matches no trained tensor.*'W1'"),
+        (lambda: pack_shared(new(), ["!*"]), "leaves nothing to share"),
+        (lambda: pack_shared(new(), []), "expected 'parameters', 'adapters'"),
+        (lambda: pack_shared(new(), [3]), "expected 'parameters', 'adapters'"),
+        (lambda: pack_shared(new(), "adapters"), "has no adapters"),
+        (lambda: client_app(new()), "expected a function"),  # type: ignore[arg-type]
+        (lambda: client_app(making(), keep="all"), "keep: .* 'slots' or 'nothing', got 'all'"),  # type: ignore[arg-type]
+        (lambda: server_app(models.mlp(), rounds=0), "rounds: expected an integer"),
+        (lambda: server_app(models.mlp(), validation_data=parts()[0]), "pass a Trainer as model"),
     ],
 )
-def test_share_says_what_is_wrong(share: Any, words: str) -> None:
+def test_arguments_say_what_is_wrong(call: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        pack_shared(new(), share)
+        call()
 
 
-def test_arguments_say_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="expected a function"):
-        client_app(new())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="keep: expected 'slots' or 'nothing', got 'all'"):
-        client_app(making(), keep="all")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="rounds: expected an integer"):
-        server_app(models.mlp(), rounds=0)
-    with pytest.raises(ConfigError, match="pass a Trainer as model"):
-        server_app(models.mlp(), validation_data=parts()[0])
-    with pytest.raises(DataError, match="--node-config"):
-        partition_rows(parts()[0], Context(1, 1, {}, RecordDict(), {}))
-    place = {"partition-id": 0, "num-partitions": 50}
-    with pytest.raises(DataError, match="cannot be divided among 50 clients"):
-        partition_rows(parts()[0], Context(1, 1, place, RecordDict(), {}))
+def test_partitions_that_cannot_be_say_what_is_missing() -> None:
+    for place, words in (
+        ({}, "--node-config"),
+        ({"partition-id": 0, "num-partitions": 50}, "cannot be divided among 50 clients"),
+    ):
+        with pytest.raises(DataError, match=words):
+            partition_rows(parts()[0], Context(1, 1, place, RecordDict(), {}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core import Loss, gradients
-from ortflex_core.compiler.operators.reverse_mode import RuleTable
 from ortflex_plugins.losses.binary import Focal, Hinge, SquaredHinge
 from ortflex_plugins.losses.cross_entropy import KullbackLeibler, SoftmaxCrossEntropy
 from ortflex_plugins.losses.dice import Dice
@@ -27,15 +25,12 @@ from ortflex_plugins.losses.regression import (
     SquaredError,
 )
 from tests import oracles
+from tests.gradcheck import RULES
 from tests.tracing import OPSETS, builder_gradient, evaluate, hosted, run_program, trace_program
 
 torch = pytest.importorskip("torch")
 nn = torch.nn.functional
 
-FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
-RULES = RuleTable(
-    {n: importlib.import_module(f"ortflex_plugins.gradients.{n}").RULES for n in FAMILIES}
-)
 WEIGHTS = (0.5, 2.0, 0.0)
 Theirs = Callable[[Any, Any], Any]
 

@@ -23,8 +23,18 @@ from ortflex_core import require_runtime
 from ortflex_plugins.cli.reference import FIGURES
 from tests import children, report
 from tests.conftest import Recorder
-from tests.node_cases import OUTCOMES, Result, by_operator, table
-from tests.node_figures import FOLDER, RUNTIME_DIFFERS, figures, stale, text_of, written
+from tests.node_cases import (
+    FOLDER,
+    OUTCOMES,
+    RUNTIME_DIFFERS,
+    Result,
+    by_operator,
+    figures,
+    stale,
+    table,
+    text_of,
+    written,
+)
 from tests.node_oracle import evaluator
 
 pytestmark = pytest.mark.skipif(

@@ -61,6 +61,7 @@ def inside(model: Any, names: list[str], **options: Any) -> Any:
 
 
 VELOCITY, LOG = {"learning_rate": "Nesterov"}, {"learning_loss": "log"}
+OPTIMAL: dict[str, Any] = {"alpha": 0, "learning_rate": "optimal"}
 TWO, SHAPES = Y.repeat(2, axis=1), [np.ones((3, 1), np.float32), np.ones(2, np.float32)]
 MLP = models.mlp((3, 2, 1))
 
@@ -87,6 +88,15 @@ MLP = models.mlp((3, 2, 1))
         (DataError, lambda: fitted("beside").set_state({"coeff": Y}), "did you mean 'coef'"),
         (DataError, lambda: fitted("beside").set_state(SHAPES), r"shape \[1\], got \[2\]"),
         (TypeError, lambda: fitted("beside").save_onnx_graph(None), "expected a path, or .*bytes"),
+        (ValueError, lambda: LearningRateSGD(**OPTIMAL), "alpha: expected a number > 0"),
+        (ValueError, lambda: LearningRateSGD(power_t=float("inf")), "power_t: expected a number"),
+        (ValueError, lambda: LearningRateSGDNesterov(momentum=-0.5), "momentum: .* number >= 0"),
+        (ValueError, lambda: LearningRateSGD(eta0="0.1"), "eta0: .* a number >= 0, got '0.1'"),
+        (TypeError, lambda: add_loss_output("model.onnx"), "onx: .* onnx.ModelProto, got str"),
+        (TypeError, lambda: api.onnx_derivative(b""), "onx: .* an onnx.ModelProto, got bytes"),
+        (TypeError, lambda: api.onnx_rename_weights(None), "onx: .* onnx.ModelProto, got NoneType"),
+        (TypeError, lambda: OrtGradientForwardBackward("a"), "onnx_model: .* an onnx.ModelProto"),
+        (TypeError, lambda: add_loss_output(MLP, penalty="l2"), r"\{initializer: .*got 'l2'"),
     ],
 )
 def test_what_does_not_fit_is_refused(error: Any, call: Any, text: str) -> None:
@@ -135,25 +145,6 @@ def test_float64_models_are_trained(learning_rate: Any) -> None:
 def test_arguments_that_cannot_be(way: str, option: str, value: Any, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
         trainer(way).set_params(**{option: value})
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: LearningRateSGD(alpha=0, learning_rate="optimal"), "alpha: expected a number > 0"),
-        (lambda: LearningRateSGD(power_t=float("inf")), "power_t: expected a number"),
-        (lambda: LearningRateSGDNesterov(momentum=-0.5), "momentum: expected a number >= 0"),
-        (lambda: LearningRateSGD(eta0="0.1"), "eta0: expected a number >= 0, got '0.1'"),
-        (lambda: add_loss_output("model.onnx"), "onx: expected an onnx.ModelProto, got str"),
-        (lambda: api.onnx_derivative(b""), "onx: expected an onnx.ModelProto, got bytes"),
-        (lambda: api.onnx_rename_weights(None), "onx: expected an onnx.ModelProto, got NoneType"),
-        (lambda: OrtGradientForwardBackward("a"), "onnx_model: expected an onnx.ModelProto"),
-        (lambda: add_loss_output(models.linear(3), penalty="l2"), r"\{initializer: .*got 'l2'"),
-    ],
-)
-def test_parts_that_cannot_be(make: Any, text: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=text):
-        make()
 
 
 @BOTH

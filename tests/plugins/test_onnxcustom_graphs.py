@@ -32,16 +32,9 @@ from ortflex_plugins.onnxcustom import (
 )
 from ortflex_plugins.onnxcustom.weights import rename_tensors
 from tests import models
-from tests.plugins.test_onnxcustom_parts import Counting
+from tests.plugins.test_onnxcustom_parts import CLASSES, ROWS, Counting, W, Y
 
 RNG = np.random.default_rng(11)
-ROWS = 7
-P = RNG.standard_normal((ROWS, 1)).astype(np.float32)
-Y = RNG.standard_normal((ROWS, 1)).astype(np.float32)
-CLASSES = RNG.integers(0, 2, (ROWS, 1))
-W = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
-
-
 run = models.predict
 
 

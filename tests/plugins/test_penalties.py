@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,14 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core import OrtflexError, Penalty, gradients
-from ortflex_core.compiler.operators.reverse_mode import RuleTable
 from ortflex_core.testing.penalty import run
 from ortflex_plugins.penalties import L1, L2, ElasticPenalty, GroupLasso, NoPenalty
 from tests import oracles
+from tests.gradcheck import RULES
 from tests.models import linear
 from tests.tracing import OPSETS, evaluate, hosted
 from tests.training import make
 
-FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
-RULES = RuleTable(
-    {n: importlib.import_module(f"ortflex_plugins.gradients.{n}").RULES for n in FAMILIES}
-)
 PENALTIES = [
     (L1(), oracles.l1),
     (L1(l1=0.3), oracles.l1),

@@ -23,10 +23,6 @@ started = pytest.mark.skipif(
 )
 
 
-def launch(size: int) -> list[str]:
-    return [str(MPIEXEC), "-n", str(size), sys.executable]
-
-
 class TestMpi(ProcessGroupKit):
     @pytest.fixture
     def component(self) -> Mpi:
@@ -40,7 +36,7 @@ class TestMpi(ProcessGroupKit):
     def launcher(self) -> Callable[[int], Sequence[str]]:
         if MPIEXEC is None:
             pytest.skip("there is no mpiexec: pip install 'ortflex[mpi]'")
-        return launch
+        return lambda size: children.ranks("mpi", size)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,7 @@ def test_the_command_trains_in_three_processes_to_the_bits_of_one(tmp_path: Path
     recipe(tmp_path)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     one = [sys.executable, "-m", "ortflex", "train", "train.toml"]
-    three = [*launch(3), *one[1:]]
+    three = [*children.ranks("mpi", 3), *one[1:]]
     children.run([*one, "accumulate=3", "output=one"], cwd=tmp_path, env=env, check=True)
     given = {"cwd": tmp_path, "env": env, "check": True}
     done = children.run([*three, "distributed=auto", "output=three"], **given)
@@ -108,7 +104,7 @@ def test_a_process_that_stops_answering_ends_all_with_an_error(tmp_path: Path) -
     pytest.importorskip("mpi4py")
     recipe(tmp_path)
     (tmp_path / "stalled.py").write_text(STALLED)
-    done = children.run([*launch(2), "stalled.py"], cwd=tmp_path, seconds=60)
+    done = children.run([*children.ranks("mpi", 2), "stalled.py"], cwd=tmp_path, seconds=60)
     assert done.returncode != 0
     assert "RankFailed" in done.stdout
     assert "no message within 3 s" in done.stdout

@@ -18,7 +18,6 @@ from tests import children, models
 from tests.training import plugins
 
 pytest.importorskip("torch.distributed")
-LAUNCH = [sys.executable, "-m", "ortflex_core.testing.launch"]
 rng = np.random.default_rng(4)
 X = rng.standard_normal((100, 6)).astype(np.float32)
 Y = rng.standard_normal((100, 1)).astype(np.float32)
@@ -60,7 +59,7 @@ def recipe(folder: Path, **more: Any) -> Path:
 
 
 def train(folder: Path, size: int, *arguments: str) -> Any:
-    start = [*LAUNCH, str(size)] if size > 1 else [sys.executable]
+    start = children.ranks("torch", size) if size > 1 else [sys.executable]
     call = [*start, "-m", "ortflex", "train", "train.toml", *arguments]
     return children.run(call, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -145,9 +144,8 @@ trainer(distributed=Torch(timeout=4), callbacks=[Sleeps()]).fit(X, Y)
 def run(folder: Path, script: str, *arguments: str, seconds: float = 60) -> Any:
     """A script in two processes."""
     (folder / "script.py").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    call = [*LAUNCH, "2", str(folder / "script.py"), *arguments]
-    return children.run(call, env=env, seconds=seconds)
+    call = [*children.ranks("torch", 2), str(folder / "script.py"), *arguments]
+    return children.run(call, env=children.with_tests(OMP_NUM_THREADS="1"), seconds=seconds)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ or ranges than those of the float32 file, and inputs or outputs of another type.
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from ortflex_core import (
     run_ranks,
 )
 from ortflex_core.training.engines.peers import RankFailed
-from tests import children, half_models, models
+from tests import half_models, models
 from tests.core.test_half_files import convert, rounded_original
 from tests.core.test_process_groups import WEIGHT, equal, results, training
 from tests.core.test_process_groups import X as RANK_X
@@ -278,17 +277,14 @@ def test_an_error_of_the_calibration_ends_all_processes() -> None:
 @pytest.mark.slow
 def test_processes_of_a_launcher_write_the_file_of_one(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
-    from tests.plugins.test_process_group_torch import LAUNCH, recipe
+    from tests.plugins.test_process_group_torch import recipe, train
 
     files = []
     for size in (1, 2):
         folder = tmp_path / str(size)
         folder.mkdir()
-        more: dict[str, Any] = {"accumulate": 2 // size, "quantize": "int8"}
-        recipe(folder, **more, **({"distributed": "auto"} if size > 1 else {}))
-        start = [*LAUNCH, str(size)] if size > 1 else LAUNCH[:1]
-        call = [*start, "-m", "ortflex", "train", "train.toml"]
-        done = children.run(call, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        recipe(folder, accumulate=2 // size, quantize="int8")
+        done = train(folder, size, *(["distributed=auto"] if size > 1 else []))
         assert done.returncode == 0, done.stdout + done.stderr
         (path,) = folder.glob("runs/*/trained.onnx")
         files.append(onnx.load(path))
