@@ -94,7 +94,6 @@ def test_train_updates_the_statistics_of_frozen_nodes() -> None:
 
 
 def test_adapters_freeze_the_statistics() -> None:
-    """Adapters freeze the weights that they are added to, and all others."""
     trainer = trained(adapters={"name": "lora", "rank": 2, "targets": ["w1", "w2"]})
     assert moved(trainer, network()) == {"w1", "w2"}
 

@@ -300,7 +300,6 @@ def _no_collector() -> Iterator[None]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sampled
 def test_a_trainer_is_freed_with_its_last_reference(backend: str, way: str, tmp_path: Path) -> None:
-    """Whatever it was used for, and however that ended, a Trainer needs no collector."""
     use, arguments = WAYS[way]
     trainer = make(models.mlp(), epochs=2, backend=backend, **arguments)
     X_own, y_own = X.copy(), Y.copy()

@@ -108,9 +108,7 @@ def test_data_outside_of_the_models_folder_are_refused(hub: Path, tmp_path: Path
     files = saved(tmp_path / "files", models.mlp(), **options)
     model = onnx.load_from_string(files["model.onnx"])
     for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = "../data"
+        next(e for e in tensor.external_data if e.key == "location").value = "../data"
     put(hub, {"in/model.onnx": model.SerializeToString(), "data": files["data"]})
     with pytest.raises(ModelError, match="outside the model's folder"):
         from_hub()
@@ -125,38 +123,29 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Server:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.private, self.messages = folder, None, list[str]()
+        self.folder, self.private = folder, None
 
-    def create_repo(
-        self, repo_id: str, *, private: bool | None = None, exist_ok: bool = False
-    ) -> str:
+    def create_repo(self, repo_id: str, *, exist_ok: bool, private: bool | None = None) -> str:
         assert exist_ok
         self.private = private
         (self.folder / repo_id).mkdir(parents=True, exist_ok=True)
         return repo_id
 
-    def path(self, repo_id: str, filename: str) -> Path:
-        from huggingface_hub.errors import EntryNotFoundError
-
-        path = self.folder / repo_id / filename
-        if not path.exists():
-            raise EntryNotFoundError(filename)
-        return path
-
     def file_exists(self, repo_id: str, filename: str, *, revision: str | None = None) -> bool:
         return (self.folder / repo_id / filename).exists()
 
     def hf_hub_download(self, repo_id: str, filename: str, *, revision: str | None = None) -> str:
-        return str(self.path(repo_id, filename))
+        from huggingface_hub.errors import EntryNotFoundError
+
+        if not self.file_exists(repo_id, filename):
+            raise EntryNotFoundError(filename)
+        return str(self.folder / repo_id / filename)
 
     def list_repo_files(self, repo_id: str, *, revision: str | None = None) -> list[str]:
         root = self.folder / repo_id
         return [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
 
-    def upload_folder(
-        self, *, repo_id: str, folder_path: Path, commit_message: str, revision: str | None = None
-    ) -> str:
-        self.messages.append(commit_message)
+    def upload_folder(self, *, repo_id: str, folder_path: Path, **more: str | None) -> str:
         shutil.copytree(folder_path, self.folder / repo_id, dirs_exist_ok=True)
         return f"https://example.org/{repo_id}/commit/1"
 

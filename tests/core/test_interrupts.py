@@ -21,7 +21,7 @@ from ortflex_core import Progress, Trainer, hook, internals_of
 from ortflex_core.kernel.interrupts import Interrupts
 from ortflex_core.kernel.last_good import LastGood
 from tests import models
-from tests.training import EndAt, bits, every_backend, make, plugins, records, regression
+from tests.training import EndAt, bits, every_backend, make, plugins, records, regression, same
 
 PARTS = 40 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 16
 """How finely a training is cut."""
@@ -113,8 +113,7 @@ def test_a_stopped_epoch_continues_there(backend: str, at: int, tmp_path: Path) 
         gone_on = records(again.fit(X, Y, validation_data=HELD_OUT))
         # With a hook for each step, these run one step at a time, without it several in one graph.
         if backend in ("fused", "openvino"):
-            for name, array in undisturbed.get_state().items():
-                np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
+            same(again.get_state(), undisturbed.get_state(), 1e-5)
         else:
             assert bits(again) == bits(undisturbed)
         for mine, theirs in zip(gone_on, history, strict=True):
@@ -148,8 +147,7 @@ def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
     assert len(again.fit(X, Y)) == 3  # another training, from the best weights
     again = Trainer.resume(tmp_path / "c", plugins=plugins())
     again.fit(X, Y, validation_data=HELD_OUT)
-    for name, array in whole(backend="fused")[0].get_state().items():
-        np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
+    same(again.get_state(), whole(backend="fused")[0].get_state(), 1e-5)
 
 
 def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(tmp_path: Path) -> None:

@@ -52,17 +52,12 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=folder, **options)
 
 
-def imported_for_type_checkers() -> dict[str, str]:
-    """Name: module, in the block that only type checkers read."""
-    tree = ast.parse((ROOT / "ortflex.py").read_text("utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
 def test_the_four_lists_of_names_are_one() -> None:
     """A name that one list lacks would be missing for type checkers, editors or the import."""
-    assert imported_for_type_checkers() == ortflex._PLACES
+    tree = ast.parse((ROOT / "ortflex.py").read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))  # for type checkers only
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {a.name: node.module for node in imports for a in node.names} == ortflex._PLACES
     assert sorted(ortflex.__all__) == sorted([*ortflex._PLACES, "__version__"])
     assert dir(ortflex) == sorted(ortflex.__all__)
 

@@ -169,8 +169,6 @@ def full() -> Iterator[None]:
 
 
 class Fill:
-    """The disk gets full at a step, or at an epoch's start."""
-
     def __init__(self, step: int) -> None:
         self.step, self.stack = step, ExitStack()
 

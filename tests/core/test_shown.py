@@ -47,7 +47,6 @@ CELLS = [
 
 
 def executed(cells: list[str], folder: Path) -> list[list[Any]]:
-    """The outputs of each cell."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
