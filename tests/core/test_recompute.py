@@ -385,3 +385,18 @@ def test_large_transposed_matrices_are_read_as_they_are(rows: int) -> None:
     fused = ["Transpose", "FusedMatMul", "MatMul"]
     assert [n.op_type for n in built.graph.node] == (fused if rows > 1 else kinds)
     same(models.predict(built, {"x": x}), before, 0)
+
+
+def test_a_transposed_matrix_that_a_branch_gives_is_kept() -> None:
+    body = """
+        t = Transpose <perm = [1, 0]> (w) y = MatMul(x, t)
+        z = If (c) <
+            then_branch = yes () => (float[1024, 1024] t) { unread = Identity(x) },
+            else_branch = no () => (float[1024, 1024] k) { k = Identity(x) }
+        >
+    """
+    size = "float[1024, 1024]"
+    built = models.parsed(body, {}, f"{size} x, {size} w, bool c", f"{size} y, {size} z")
+    specs = {name: TensorSpec(name, 1, (1024, 1024)) for name in "xwtyz"}
+    recompute.fuse_transposes(built, specs)
+    assert "t" in [o for node in built.graph.node for o in node.output]

@@ -12,7 +12,15 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import Arguments, CheckpointError, OrtflexError, Trainer, require_runtime
+from ortflex_core import (
+    Arguments,
+    CheckpointError,
+    OrtflexError,
+    Trainer,
+    internals_of,
+    require_runtime,
+)
+from ortflex_core.compiler.graph.protos import structure
 from tests import edited_checkpoints, models
 from tests.models import weights_of
 from tests.training import make, plugins, regression
@@ -73,6 +81,33 @@ def test_a_pickled_estimator_predicts_the_same() -> None:
     estimator = pickle.loads((saved / "est.pkl").read_bytes())
     predicted = estimator.predict(data()[0])
     np.testing.assert_allclose(predicted, np.load(saved / "est.npy"), rtol=1e-5, atol=1e-6)
+
+
+PACKED = {"weights": "int4", "activations": "none", "layout": "MatMulNBits", "block_size": 16}
+STRUCTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "25e7dfa2"),
+    "int8": ({"quantize": "int8"}, "b8056dde"),
+    "blocks": ({"quantize": {**PACKED, "layout": "QDQ"}}, "49061b21"),
+    "packed": ({"quantize": PACKED}, "3bdc04d8"),
+    "head": ({"head": 4}, "b5143540"),
+}
+"""The options that rewrite a model, and the first digits of the hash that checkpoints have of it."""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_rewritten_models_have_the_structure_that_checkpoints_know(name: str) -> None:
+    """Another order of nodes or attributes would refuse every checkpoint of such a model."""
+    options, expected = STRUCTURES[name]
+    rng = np.random.default_rng(0)
+    weights = {"V": rng.standard_normal((32, 16)), "b": rng.standard_normal(16)}
+    weights |= {"W": rng.standard_normal((16, 8)), "s": np.ones(16), "m": np.zeros(16)}
+    body = """
+        g = Gemm(X, V, b) n = BatchNormalization(g, s, b, m, s) t = Relu(n) Y = MatMul(t, W)
+    """
+    model = models.parsed(body, weights, "float[N, 32] X", "float[N, 8] Y", opset=21)
+    trainer = make(model, loss="squared_error", **options)
+    assert structure(internals_of(trainer).setup.model.proto)[:8] == expected
 
 
 # Arguments that a checkpoint records --------------------------------------------------------------
