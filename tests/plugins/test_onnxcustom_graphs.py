@@ -32,7 +32,7 @@ from ortflex_plugins.onnxcustom import (
 )
 from ortflex_plugins.onnxcustom.weights import rename_tensors
 from tests import models
-from tests.plugins.test_onnxcustom_parts import CLASSES, ROWS, Counting, W, Y
+from tests.plugins.test_onnxcustom_parts import CLASSES, FACTORS, FEW, TARGETS, Counting
 
 RNG = np.random.default_rng(11)
 run = models.predict
@@ -72,7 +72,7 @@ def test_the_global_seed_decides() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loaders_bind_what_they_iterate(weighted: bool) -> None:
     X, y = RNG.standard_normal((9, 2, 3)), RNG.standard_normal(9)
-    weights = W[:1].repeat(9) if weighted else None
+    weights = FACTORS[:1].repeat(9) if weighted else None
     loader = OrtDataLoader(X, y, weights, batch_size=4, random_iter=False)
     bind = Counting()
     names = ["X", "label", "weight"] if weighted else ["X", "label"]
@@ -197,13 +197,13 @@ def test_loss_output(score: str, options: dict[str, float], value: Any, weighted
     graph = add_loss_output(model, score, weight_name=weight, penalty=penalty, **options)
     assert model.SerializeToString() == before
     onnx.checker.check_model(graph, full_check=True)
-    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
-    feeds = {"X": x, "label": Y} | ({"weight": W} if weighted else {})
+    x = RNG.standard_normal((FEW, 3)).astype(np.float32)
+    feeds = {"X": x, "label": TARGETS} | ({"weight": FACTORS} if weighted else {})
     assert [i.name for i in graph.graph.input] == list(feeds)
     out = run(graph, feeds)
     assert list(out) == ["loss", "Y"]
     coef, intercept = (a.astype(np.float64) for a, _ in get_train_initializer(model).values())
-    rows = value(x @ coef + intercept - Y)[:, 0] * (W if weighted else 1)
+    rows = value(x @ coef + intercept - TARGETS)[:, 0] * (FACTORS if weighted else 1)
     cost = 0.2 * np.abs(coef).sum() + 0.01 * (coef**2).sum() + 0.5 * (intercept**2).sum()
     assert out["loss"].shape == (1, 1)
     np.testing.assert_allclose(out["loss"], [[rows.sum() + cost]], rtol=1e-5)
@@ -219,12 +219,12 @@ def test_log_loss_output(weighted: bool) -> None:
     weight = "weight" if weighted else None
     graph = add_loss_output(model, "log", output_index=1, weight_name=weight, eps=0.2)
     onnx.checker.check_model(graph, full_check=True)
-    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
-    feeds = {"X": x, "label": CLASSES} | ({"weight": W} if weighted else {})
+    x = RNG.standard_normal((FEW, 3)).astype(np.float32)
+    feeds = {"X": x, "label": CLASSES} | ({"weight": FACTORS} if weighted else {})
     out = run(graph, feeds)
     p = np.clip(out["probabilities"].astype(np.float64), 0.2, 0.8)
     p /= p.sum(1, keepdims=True)
-    rows = -np.log(p[np.arange(ROWS), CLASSES[:, 0]]) * (W if weighted else 1)
+    rows = -np.log(p[np.arange(FEW), CLASSES[:, 0]]) * (FACTORS if weighted else 1)
     np.testing.assert_allclose(out["loss"], [[rows.mean()]], rtol=1e-5)
     assert graph.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
 
@@ -235,10 +235,10 @@ def test_an_output_with_the_name_of_the_labels_is_renamed() -> None:
     graph = add_loss_output(model)
     onnx.checker.check_model(graph, full_check=True)
     assert [i.name for i in graph.graph.input] == ["X", "label"]
-    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
-    out = run(graph, {"X": x, "label": Y})
+    x = RNG.standard_normal((FEW, 3)).astype(np.float32)
+    out = run(graph, {"X": x, "label": TARGETS})
     np.testing.assert_allclose(out["_label_"], run(model, {"X": x})["label"], rtol=1e-6)
-    np.testing.assert_allclose(out["loss"], [[((out["_label_"] - Y) ** 2).sum()]], rtol=1e-5)
+    np.testing.assert_allclose(out["loss"], [[((out["_label_"] - TARGETS) ** 2).sum()]], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_derivative_is_the_gradient(fill: bool, torch: Any) -> None:
     assert [o.name for o in made.graph.output] == [f"{n}_grad" for n in ["X", *names]] + ["Y"]
     inputs = ["X", *names] if fill else ["X", *names, "Y_grad"]
     assert [i.name for i in made.graph.input] == inputs
-    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
-    seed = RNG.standard_normal((ROWS, 2)).astype(np.float32)
+    x = RNG.standard_normal((FEW, 3)).astype(np.float32)
+    seed = RNG.standard_normal((FEW, 2)).astype(np.float32)
     values = {"X": x} | {n: a for n, (a, _) in get_train_initializer(model).items()}
     out = run(made, values if fill else {**values, "Y_grad": seed})
     t = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in values.items()}
@@ -307,10 +307,10 @@ def test_derivative_of_a_loss(tmp_path: Path) -> None:
     made = onnx_derivative(model, options=DerivativeOptions.Loss, **given)  # type: ignore[arg-type]
     assert onnx.load(path) == made
     assert [o.name for o in made.graph.output] == ["X_grad", "loss", "Y"]
-    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
-    out = run(made, {"X": x, "label": Y})
+    x = RNG.standard_normal((FEW, 3)).astype(np.float32)
+    out = run(made, {"X": x, "label": TARGETS})
     coef, intercept = (a.astype(np.float64) for a in models.weights_of(models.linear(3)).values())
-    error = x @ coef + intercept - Y
+    error = x @ coef + intercept - TARGETS
     np.testing.assert_allclose(out["X_grad"], 2 * error @ coef.T, rtol=1e-5, atol=1e-5)
     for options, text in (
         ({"loss": "loss", "label": "label"}, "path_name: required"),

@@ -1,4 +1,4 @@
-"""The parts of the older API: losses, penalties, rates, bindings, batches, graphs with losses."""
+"""The parts of the older API: losses, penalties, rates, bindings; and what the API refuses."""
 
 from __future__ import annotations
 
@@ -11,29 +11,39 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ortflex_plugins.onnxcustom as api
+from ortflex_core import DataError, ModelError, Plugins, Unsupported, require_runtime
 from ortflex_plugins.onnxcustom import (
     AbsoluteLearningLoss,
     BaseLearningLoss,
     BaseLearningOnnx,
     BaseLearningPenalty,
     BaseLearningRate,
+    ConvergenceError,
+    ConvergenceWarning,
     ElasticLearningLoss,
     ElasticLearningPenalty,
     LearningRateSGD,
     LearningRateSGDNesterov,
     NegLogLearningLoss,
     NoLearningPenalty,
+    OrtGradientForwardBackward,
+    OrtGradientForwardBackwardOptimizer,
+    OrtGradientOptimizer,
     SquareLearningLoss,
+    add_loss_output,
     numpy_to_ort_value,
 )
 from ortflex_plugins.onnxcustom.devices import borrowed
+from tests import models
+from tests.plugins.onnxcustom_regression import BOTH, NAMES, ROWS, W, X, Y, fitted, trainer
 
 RNG = np.random.default_rng(11)
-ROWS = 7
-P = RNG.standard_normal((ROWS, 1)).astype(np.float32)
-Y = RNG.standard_normal((ROWS, 1)).astype(np.float32)
-CLASSES = RNG.integers(0, 2, (ROWS, 1))
-W = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
+FEW = 7
+P = RNG.standard_normal((FEW, 1)).astype(np.float32)
+TARGETS = RNG.standard_normal((FEW, 1)).astype(np.float32)
+CLASSES = RNG.integers(0, 2, (FEW, 1))
+FACTORS = RNG.uniform(0.5, 2, FEW).astype(np.float32)
 
 
 def clipped(s: Any, eps: float) -> Any:
@@ -70,9 +80,9 @@ def test_loss_gradient_and_scores_are_those_of_numpy(name: str, weighted: bool) 
     loss, value, slope, factor = LOSSES[name]
     loss = copy.deepcopy(loss)
     loss.build_onnx_function(15, "cpu", "weight" if weighted else None)
-    y = CLASSES if name == "log" else Y
-    expected, predicted, weight = map(numpy_to_ort_value, (y, P, W))
-    w = W[:, None].astype(np.float64) if weighted else np.ones((ROWS, 1))
+    y = CLASSES if name == "log" else TARGETS
+    expected, predicted, weight = map(numpy_to_ort_value, (y, P, FACTORS))
+    w = FACTORS[:, None].astype(np.float64) if weighted else np.ones((FEW, 1))
     given = {"weight": weight} if weighted else {}
     total, gradient = loss.loss_gradient("cpu", expected, predicted, **given)
     p64 = P.astype(np.float64)
@@ -98,14 +108,14 @@ def test_a_result_is_not_changed_by_the_next_one() -> None:
 
 
 def test_a_loss_with_weights_takes_none_for_ones_and_one_without_refuses_them() -> None:
-    for given, weight in (((W,), W), ((), 1.0)):
-        total, _ = built("weight").loss_gradient("cpu", Y, P, *given)
-        wanted = (weight * (P - Y)[:, 0] ** 2).sum() / 2
+    for given, weight in (((FACTORS,), FACTORS), ((), 1.0)):
+        total, _ = built("weight").loss_gradient("cpu", TARGETS, P, *given)
+        wanted = (weight * (P - TARGETS)[:, 0] ** 2).sum() / 2
         assert total.numpy()[0] == pytest.approx(wanted, rel=1e-5)
     with pytest.raises(RuntimeError, match="call build_onnx_function first"):
-        SquareLearningLoss().loss_gradient("cpu", Y, P)
+        SquareLearningLoss().loss_gradient("cpu", TARGETS, P)
     with pytest.raises(ValueError, match=r"build_onnx_function\(opset, device, 'weight'\)"):
-        built(None).loss_gradient("cpu", Y, P, W)
+        built(None).loss_gradient("cpu", TARGETS, P, FACTORS)
 
 
 @pytest.mark.parametrize("part", [LOSSES["elastic"][0], LearningRateSGDNesterov(0.5)])
@@ -281,3 +291,156 @@ def test_velocities_belong_to_nesterov() -> None:
     rate = LearningRateSGDNesterov()
     with pytest.raises(RuntimeError, match="needs a velocity"):
         rate.update_weights(0, "cpu", value, value, 10)
+
+
+SIGNS = np.where(np.arange(ROWS) == 2, -1, 1)
+
+
+@BOTH
+@pytest.mark.parametrize("use_numpy", [False, True])
+def test_divergence_is_an_error(way: str, use_numpy: bool) -> None:
+    session = trainer(way, max_iter=100, learning_rate=1e4)
+    options = {"use_numpy": use_numpy} if way == "inside" else {}
+    np.random.seed(0)
+    with pytest.raises(ConvergenceError, match=r"A smaller learning.rate may help"):
+        session.fit(X, Y, **options)
+
+
+def test_divergence_may_be_a_warning() -> None:
+    session = trainer("beside", max_iter=30, learning_rate=1e4, exc=False)
+    with pytest.warns(ConvergenceWarning, match="the gradient descent has failed"):
+        session.fit(X, Y)
+    assert np.isnan(session.train_losses_[-1])
+
+
+@BOTH
+def test_only_sgd(way: str) -> None:
+    with pytest.raises(NotImplementedError, match="expected 'SGDOptimizer', got 'AdamOptimizer'"):
+        fitted(way, training_optimizer_name="AdamOptimizer")
+
+
+def beside(model: Any, names: list[str], **options: Any) -> Any:
+    return OrtGradientForwardBackwardOptimizer(model, names, **options).fit(X, Y)
+
+
+def inside(model: Any, names: list[str], **options: Any) -> Any:
+    return OrtGradientOptimizer(model, names, **options).fit(X, Y)
+
+
+VELOCITY, LOG = {"learning_rate": "Nesterov"}, {"learning_loss": "log"}
+OPTIMAL: dict[str, Any] = {"alpha": 0, "learning_rate": "optimal"}
+TWO, SHAPES = Y.repeat(2, axis=1), [np.ones((3, 1), np.float32), np.ones(2, np.float32)]
+MLP = models.mlp((3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "text"),
+    [
+        (NotImplementedError, lambda: trainer("inside", **VELOCITY), "SGDNesterov needs one"),
+        (NotImplementedError, lambda: trainer("inside").set_params(**VELOCITY), "needs one"),
+        (DataError, lambda: trainer("inside").fit(X, Y, W), "the model has no input for it"),
+        (DataError, lambda: trainer("inside", weighted=True).fit(X, Y), "requires sample weights"),
+        (DataError, lambda: trainer("beside").fit(X, Y[1:]), "X has 33 rows, y has 32"),
+        (DataError, lambda: trainer("inside").fit(X, Y, X_val=X), "X_val and y_val: expected both"),
+        (DataError, lambda: trainer("beside").fit(X, Y, X_val=X), "X_val and y_val: expected both"),
+        (DataError, lambda: trainer("beside").fit(X, TWO), r"predicts \[10, 1\], but .* \[10, 2\]"),
+        (ModelError, lambda: beside(MLP, sorted(models.weights_of(MLP))), "onnx_rename_weights"),
+        (ValueError, lambda: beside(MLP, ["A"]), "'A' is not a float initializer"),
+        (ModelError, lambda: inside(MLP, ["W1"], loss_output_name="Y"), "have the inputs X, label"),
+        (ModelError, lambda: inside(MLP, ["W1"]), "add_loss_output"),
+        (ModelError, lambda: beside(models.two_headed(), ["shared"]), "but has left, right"),
+        (DataError, lambda: trainer("beside", **LOG).fit(X, SIGNS), r"the class -1 \(row 2\), but"),
+        (DataError, lambda: trainer("beside", **LOG).fit(X, Y), r"float32.*astype\('int64'\)"),
+        (DataError, lambda: fitted("inside").set_state([1.0]), "names coef, intercept, got list"),
+        (DataError, lambda: fitted("beside").set_state({"coeff": Y}), "did you mean 'coef'"),
+        (DataError, lambda: fitted("beside").set_state(SHAPES), r"shape \[1\], got \[2\]"),
+        (TypeError, lambda: fitted("beside").save_onnx_graph(None), "expected a path, or .*bytes"),
+        (ValueError, lambda: LearningRateSGD(**OPTIMAL), "alpha: expected a number > 0"),
+        (ValueError, lambda: LearningRateSGD(power_t=float("inf")), "power_t: expected a number"),
+        (ValueError, lambda: LearningRateSGDNesterov(momentum=-0.5), "momentum: .* number >= 0"),
+        (TypeError, lambda: LearningRateSGD(eta0="0.1"), "eta0: .* a number >= 0, got '0.1'"),
+        (TypeError, lambda: add_loss_output("model.onnx"), "onx: .* onnx.ModelProto, got str"),
+        (TypeError, lambda: api.onnx_derivative(b""), "onx: .* an onnx.ModelProto, got bytes"),
+        (TypeError, lambda: api.onnx_rename_weights(None), "onx: .* onnx.ModelProto, got NoneType"),
+        (TypeError, lambda: OrtGradientForwardBackward("a"), "onnx_model: .* an onnx.ModelProto"),
+        (TypeError, lambda: add_loss_output(MLP, penalty="l2"), r"\{initializer: .*got 'l2'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(error: Any, call: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+@BOTH
+def test_float64_data_are_taken(way: str) -> None:
+    losses = []
+    for x, y in ((X, Y), (X.astype(np.float64), Y[:, 0].astype(np.float64))):
+        np.random.seed(0)
+        losses.append(trainer(way).fit(x, y).train_losses_)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, LearningRateSGDNesterov(0.05)])
+def test_float64_models_are_trained(learning_rate: Any) -> None:
+    model = models.in_float64(models.linear(3))
+    options: dict[str, Any] = {"max_iter": 60, "learning_rate": learning_rate}
+    assert beside(model, NAMES, **options).score(X, Y) > -1e-2
+    if not isinstance(learning_rate, LearningRateSGDNesterov):
+        session = inside(add_loss_output(model), NAMES, **options)
+        assert session.score(X, Y) > -1e-2
+        assert session.get_state()["coef"].dtype == np.float64
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("batch_size", 0, "batch_size: expected an integer >= 1, got 0; the number of rows"),
+        ("batch_size", "10", "batch_size: expected an integer >= 1, got '10'"),
+        ("batch_size", True, "batch_size: expected an integer >= 1, got True"),
+        ("max_iter", -1, "max_iter: expected an integer >= 0, got -1"),
+        ("max_iter", 2.5, "max_iter: expected an integer >= 0, got 2.5"),
+        ("validation_every", 0, "validation_every: expected an integer >= 1, got 0, or a fraction"),
+        ("weights_to_train", "coef", "weights_to_train: expected a list of names, got 'coef'"),
+        ("weights_to_train", [], "weights_to_train: expected at least one name of an initializer"),
+        ("model_onnx", "model.onnx", r"expected an onnx.ModelProto, got str; onnx.load\(path\)"),
+        ("learning_rate", {"name": "SGD"}, r"unknown learning rate \{'name': 'SGD'\}; Known: "),
+        ("learning_rate", -0.1, "eta0: expected a number >= 0, got -0.1"),
+        ("learning_rate", float("nan"), "eta0: expected a number >= 0, got nan"),
+    ],
+)
+def test_arguments_that_cannot_be(way: str, option: str, value: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        trainer(way).set_params(**{option: value})
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("x", "y", "text"),
+    [
+        (X[:, :2], Y, r"X has shape \[33, 2\], but 'X' expects \[.*, 3\]"),
+        (X[0], Y[:1], r"X has shape \[3\], but 'X' expects \[.*, 3\]"),
+        (X[:0], Y[:0], r"[Xy] is empty: its shape is \[0, "),
+        (np.where(X[4, 1] == X, np.nan, X), Y, r"X has a value that is not finite \(first in row"),
+        (X, np.where(Y[7] == Y, np.inf, Y), r"y has a value that is not finite \(first in row 7"),
+        (X, np.array(["a"] * ROWS), "y has type <U1, but 'label' expects float32"),
+    ],
+)
+def test_data_that_cannot_be(way: str, x: Any, y: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        trainer(way).fit(x, y)
+
+
+@BOTH
+def test_sparse_matrices_are_named(way: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(X)
+    with pytest.raises(DataError, match=r"X is a sparse matrix, expected an array: X.toarray\(\)"):
+        trainer(way).fit(sparse, Y)
+
+
+def test_a_device_that_is_not_there() -> None:
+    if not Plugins.discover()["devices"].load("cuda").available(require_runtime()):
+        pytest.skip("there is a GPU")
+    for way in ("inside", "beside"):
+        with pytest.raises(Unsupported, match="the device 'cuda' cannot be used: "):
+            fitted(way, device="cuda")

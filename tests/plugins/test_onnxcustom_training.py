@@ -1,7 +1,9 @@
-"""The optimizers of the older API: every weight and loss against the documented formulas in numpy."""
+"""The optimizers of the older API: weights and losses against the formulas in numpy; gradients by hand."""
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core import require_runtime
+import ortflex_plugins.onnxcustom as api
+from ortflex_core import ConfigError, DataError, require_runtime
 from ortflex_plugins.onnxcustom import (
     AbsoluteLearningLoss,
     BaseLearningLoss,
@@ -21,6 +24,7 @@ from ortflex_plugins.onnxcustom import (
     LearningRateSGD,
     LearningRateSGDNesterov,
     NegLogLearningLoss,
+    OrtGradientForwardBackward,
     OrtGradientForwardBackwardOptimizer,
     OrtGradientOptimizer,
     add_loss_output,
@@ -28,7 +32,8 @@ from ortflex_plugins.onnxcustom import (
     numpy_to_ort_value,
     onnx_rename_weights,
 )
-from tests import models
+from tests import children, models
+from tests.plugins import onnxcustom_regression as data
 from tests.training import make
 
 RNG = np.random.default_rng(5)
@@ -348,3 +353,106 @@ def test_penalties_of_ones_own_are_asked_for_the_loss() -> None:
     plain = forward_backward(LINEAR, Y, None, 1)
     other = forward_backward(LINEAR, Y, None, 1, learning_penalty=Constant())
     np.testing.assert_allclose(other.train_losses_, np.add(plain.train_losses_, 100), rtol=1e-6)
+
+
+# Forward and backward by hand --------------------------------------------------------------------
+
+
+def test_forward_and_backward_take_anything() -> None:
+    from ortflex_plugins.onnxcustom.devices import own_vector
+
+    model = models.linear(3)
+    made = OrtGradientForwardBackward(model, debug=True)
+    cls = made.cls_type_
+    assert cls._onx_inp == cls._grad_input_names == ["X", "coef", "intercept"]
+    assert cls._onx_out == cls._bw_fetches_names == ["X_grad", "coef_grad", "intercept_grad"]
+    assert (cls._input_names, cls._output_names) == (["X"], ["Y"])
+    assert cls._weights_to_train == data.NAMES
+    coef, intercept = (made.get_initializer(n) for n in data.NAMES)
+    given = [data.X, coef, intercept]
+    values = [api.numpy_to_ort_value(a) for a in given]
+    seed = RNG.standard_normal((data.ROWS, 1)).astype(np.float32)
+    for form in (given, values, own_vector(values)):
+        instance = made.new_instance()
+        expected = data.X @ coef + intercept
+        for training in (False, True):
+            [out] = [v.numpy() for v in instance.forward(form, training=training)]
+            np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+        found = [v.numpy() for v in instance.backward([seed])]
+        for a, b in zip(found, [seed @ coef.T, data.X.T @ seed, seed.sum(0)], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    twin = pickle.loads(pickle.dumps(made))
+    assert repr(twin) == "OrtGradientForwardBackward(...)"
+    assert twin.new_instance().forward(given)[0].shape() == [data.ROWS, 1]
+
+
+def test_several_passes_wait_and_outputs_outlive_the_way_back() -> None:
+    instance = OrtGradientForwardBackward(onnx_rename_weights(models.mlp((3, 4, 1)))).new_instance()
+    weights = [a for a, _ in api.get_train_initializer(models.mlp((3, 4, 1))).values()]
+    ones = np.ones((data.ROWS, 1), np.float32)
+    first = instance.forward([data.X, *weights], training=True)
+    before = first[0].numpy().copy()
+    second = instance.forward([2 * data.X, *weights], training=True)
+    gradients_of_second = instance.backward([ones])[0].numpy().copy()
+    gradients_of_first = instance.backward([ones])[0].numpy().copy()
+    np.testing.assert_array_equal(first[0].numpy(), before)
+    assert not np.allclose(second[0].numpy(), before)
+    w1, b1, w2, _ = (w.astype(np.float64) for w in weights)
+    for x, found in ((data.X, gradients_of_first), (2 * data.X, gradients_of_second)):
+        h = np.tanh(x @ w1 + b1)
+        np.testing.assert_allclose(found, (1 - h**2) * w2.T @ w1.T, rtol=1e-4, atol=1e-5)
+
+
+def test_forward_and_backward_say_what_is_missing() -> None:
+    instance = OrtGradientForwardBackward(models.linear(3)).new_instance()
+    with pytest.raises(RuntimeError, match="there is no saved forward pass"):
+        instance.backward([data.Y])
+    with pytest.raises(DataError, match=r"inputs: expected 3 \(X, coef, intercept\), got 1"):
+        instance.forward([data.X])
+    with pytest.raises(DataError, match="inputs: 'coef' is None"):
+        instance.forward([data.X, None, None])
+    with pytest.raises(ConfigError, match="expected some of CPUExecutionProvider"):
+        OrtGradientForwardBackward(models.linear(3), providers=["NONE"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_and_gradients_have_their_shapes(training: bool) -> None:
+    function = OrtGradientForwardBackward(models.linear(3)).new_instance()
+    coef, intercept = np.ones((3, 1), np.float32), np.ones(1, np.float32)
+    with pytest.raises(DataError, match=r"'coef' has shape \[3\], the initializer has \[3, 1\]"):
+        function.forward([data.X, coef[:, 0], intercept], training)
+    if training:
+        function.forward([data.X, coef, intercept], True)
+        with pytest.raises(DataError, match=r"'Y' has shape \[1, 1\], the output has \[33, 1\]"):
+            function.backward([data.Y[:1]])
+
+
+def test_large_frozen_tensors_are_fed() -> None:
+    model = models.mlp((40, 60, 1))
+    x = RNG.standard_normal((9, 40)).astype(np.float32)
+    y = x[:, :1]
+    names = ["W2", "b2"]
+    session = OrtGradientForwardBackwardOptimizer(model, names, max_iter=40, learning_rate=0.02)
+    session.fit(x, y)
+    inside = OrtGradientOptimizer(add_loss_output(model), names, max_iter=40, learning_rate=0.02)
+    inside.fit(x, y)
+    w1, b1 = (api.get_train_initializer(model)[n][0] for n in ("W1", "b1"))
+    for one in (session, inside):
+        state = one.trained_coef_
+        w2, b2 = (np.array(state[n] if one is inside else state[n].numpy()) for n in names)
+        rows = (np.tanh(x @ w1 + b1) @ w2 + b2 - y)[:, 0] ** 2
+        np.testing.assert_allclose(one.losses(x, y), rows, rtol=1e-3, atol=1e-4)
+        assert one.train_losses_[-1] < one.train_losses_[0]
+
+
+def test_the_logging_of_the_process_is_left_alone() -> None:
+    if not require_runtime().has_training_session:
+        pytest.skip("it is the import of TrainingSession that sets it up")
+    lines = (
+        "import logging; root = logging.getLogger(); before = root.level, list(root.handlers)\n"
+        "from ortflex_plugins.backends.training_session import native_session\n"
+        "assert native_session().__name__ == 'TrainingSession'\n"
+        "assert (root.level, list(root.handlers)) == before, (root.level, root.handlers)\n"
+    )
+    done = children.run([sys.executable, "-c", lines])
+    assert done.returncode == 0, done.stderr
