@@ -78,9 +78,8 @@ class TestData:
 
     @pytest.mark.parametrize("names", [["a", "b"], [*"abcd"]], ids=["too few", "too many"])
     def test_classes_are_as_many_as_the_scores(self, names, X):
-        made = Trainer(
-            model(softmax=True), loss="softmax_cross_entropy", classes=names, progress=False
-        )
+        loss = "softmax_cross_entropy"
+        made = Trainer(model(softmax=True), loss=loss, classes=names, progress=False)
         with pytest.raises(DataError, match=rf"there are {len(names)} classes, .* have 3 columns"):
             made.fit(X, ["a", "b"] * (ROWS // 2))
 
@@ -248,8 +247,7 @@ class TestLosses:
         text = r"y: float32\[3, (n|batch)\] has the rows in axis 1, not in the"
         with pytest.raises(ModelError, match=text):
             Trainer(turned(), loss="squared_error")
-        made = Trainer(turned(), loss={"t": "squared_error"}, epochs=1, progress=False)
-        made.fit(X, Y)
+        Trainer(turned(), loss={"t": "squared_error"}, epochs=1, progress=False).fit(X, Y)
 
     def test_a_mistyped_key_of_one_loss_is_not_only_an_unknown_tensor(self):
         with pytest.raises(ModelError, match=r"no tensor 'names'; .*loss = \{ name = 'huber' \}"):

@@ -143,8 +143,7 @@ def test_a_checkpoint_keeps_the_mode_that_it_recorded(tmp_path: Path) -> None:
 def test_modes_that_decide_alike_are_one(tmp_path: Path) -> None:
     """A checkpoint that recorded "train" is restored by a Trainer with the default, and goes on alike."""
     folder = trained(batch_norm="train").save(tmp_path / "all")
-    restored = make(network(), backend="fused", epochs=2, batch_size=8)
-    restored.restore(folder)
+    make(network(), backend="fused", epochs=2, batch_size=8).restore(folder)
     head = trained(params="head", batch_norm="train").save(tmp_path / "head")
     with pytest.raises(CheckpointError, match="batch_norm: was 'train', is 'auto'"):
         make(network(), backend="fused", params="head", batch_size=8).restore(head)

@@ -163,10 +163,8 @@ def test_external_data_and_typed_fields(tmp_path: Path) -> None:
     file.graph.initializer[0].CopyFrom(typed)
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "net.onnx"
-    onnx.save(file, path)
-    onnx.save(
-        onnx.load(path), path, save_as_external_data=True, location="net.bin", size_threshold=100
-    )
+    options: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 100}
+    onnx.save(copy.deepcopy(file), path, location="net.bin", **options)
     x, y = half_models.data("mlp")
     inside, outside = train(file, x, y), train(path, x, y)  # type: ignore[arg-type]
     same(inside.get_state(), outside.get_state(), 0)

@@ -180,11 +180,8 @@ def test_a_model_of_more_than_2_gb(tmp_path: Path) -> None:
 def two_layers(folder: Path, *, external: bool) -> Path:
     """A file of 80 kB with a frozen and a trained matrix."""
     path = folder / "two.onnx"
-    onnx.save(models.mlp((80, 80, 80, 3)), path)
-    if external:
-        onnx.save(
-            onnx.load(path), path, save_as_external_data=True, location="data", size_threshold=0
-        )
+    more: dict[str, Any] = {"save_as_external_data": external, "location": "data"}
+    onnx.save(models.mlp((80, 80, 80, 3)), path, size_threshold=0, **more)
     return path
 
 
@@ -355,7 +352,6 @@ print(resident() - before)
 @pytest.mark.once
 def test_fifty_trainers_in_a_row_take_what_two_take(count: int) -> None:
     """A Trainer of 6.4 MB of weights has 38 MB of weights and slots: not one of them may stay."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEMORY, str(count)]
-    done = children.run(command, check=True, env=env, cwd=Path(__file__).parents[2])
+    done = children.run(command, check=True, env=children.with_tests())
     assert int(done.stdout) < 30e6

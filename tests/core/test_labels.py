@@ -169,7 +169,7 @@ def product(inputs: int) -> bytes:
     return network(body, values, "float[N, M, 1] Y", W=np.ones((3, 1)))
 
 
-def rows(inputs: int, positions: int, labels: int) -> tuple[Any, Any]:
+def rows(inputs: int, positions: int, labels: int) -> Rows:
     x = draw(ROWS, positions, 3)
     return {"X": x, "Z": 0 * x} if inputs == 2 else x, np.full((ROWS, labels, 1), 0.5, np.float32)
 

@@ -46,9 +46,7 @@ class Pull(Loss[Mapping[str, Tensor], Mapping[str, TensorSpec]]):
     trains: bool = True
     """Whether the scale is trained; else it is 2."""
 
-    def parameters(
-        self, predicted: Mapping[str, TensorSpec], generator: np.random.Generator
-    ) -> Mapping[str, Array]:
+    def parameters(self, predicted: Any, generator: np.random.Generator) -> Mapping[str, Array]:
         return {"scale": np.array(2.0)} if self.trains else {}
 
     def label(self, predicted: Mapping[str, TensorSpec], given: TensorSpec | None) -> TensorSpec:
@@ -277,8 +275,6 @@ def test_a_loss_that_needs_labels_says_so(loss: Any) -> None:
 
 
 def test_a_recipe_without_labels(tmp_path: Path) -> None:
-    import onnx
-
     onnx.save(models.classifier(), tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", X=X)
     (tmp_path / "train.toml").write_text(
@@ -293,9 +289,7 @@ def test_a_recipe_without_labels(tmp_path: Path) -> None:
 
 
 def test_the_portable_step_without_labels(tmp_path: Path) -> None:
-    import onnxruntime
-
     run = trainer(backend="fused", batch_size=30, shuffle=False, epochs=1)
     folder = run.export_step(tmp_path / "step", X)
-    session = onnxruntime.InferenceSession(str(folder / "step.onnx"))
-    assert not [i.name for i in session.get_inputs() if "label" in i.name]
+    graph = onnx.load(folder / "step.onnx").graph
+    assert not [i.name for i in graph.input if "label" in i.name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from ortflex_core import Peers, ThreadGroup, run_ranks
 from ortflex_core.training.engines import mailbox as module
 from ortflex_core.training.engines.mailbox import Mailbox
+from tests import children
 from tests.core.test_process_groups import results
 
 pytestmark = pytest.mark.once
@@ -105,10 +105,8 @@ def test_no_file_stays_when_a_process_is_killed(left: None) -> None:
     """The file has no name any more when the first packet is written."""
     script = """
 import os, signal
-import numpy as np
-from ortflex_core import Peers
+from ortflex_core import Peers, run_ranks
 from ortflex_core.training.engines.mailbox import Mailbox
-from ortflex_core import run_ranks
 
 def job(group):
     box = Mailbox(Peers(group.join()), 1 << 20, shared=True)
@@ -119,7 +117,7 @@ def job(group):
 
 run_ranks(2, job)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    done = children.run([sys.executable, "-c", script])
     assert done.returncode == -9
 
 

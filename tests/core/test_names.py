@@ -12,7 +12,6 @@ import importlib
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 import tomllib
 import warnings
@@ -37,7 +36,9 @@ from ortflex_core import (
 from ortflex_core.compiler.problem.losses import penalty_terms, read_penalties
 from ortflex_core.kernel import moved
 from ortflex_core.training.config.arguments import ASSUMED_LOSS, PLAIN_DESCENT, short_forms
+from ortflex_core.training.engines import backend_choice
 from ortflex_plugins import moved as moved_plugins
+from tests import children
 from tests.core import public_names
 from tests.training import plugins
 
@@ -46,10 +47,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path) -> Any:
     """Python in a folder where only the installation leads to ortflex."""
-    options = {"capture_output": True, "text": True, "check": False, "timeout": 120}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, **options)
+    return children.run([sys.executable, *arguments], cwd=folder)
 
 
 def test_the_four_lists_of_names_are_one() -> None:
@@ -304,8 +304,6 @@ def test_comparisons_see_gradients_in_the_steps_of_plain_descent() -> None:
 
 
 def test_without_any_backend_the_error_names_disabled_ones(monkeypatch: Any) -> None:
-    from ortflex_core.training.engines import backend_choice
-
     owners = {entry.owner for entry in Plugins.discover()["backends"]}
     monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", ",".join(owners))
     off = Plugins.discover()

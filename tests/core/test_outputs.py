@@ -42,13 +42,11 @@ FOREIGN: dict[str, bytes] = {
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_manifest_is_not_replaced(content: bytes, tmp_path: Path) -> None:
-    web = tmp_path / "web"
-    web.mkdir()
-    (web / "manifest.json").write_bytes(content)
+    (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(OutputError, match=r"manifest\.json.*Nothing was changed"):
-        stepped().export_step(web)
-    assert (web / "manifest.json").read_bytes() == content
-    assert os.listdir(web) == ["manifest.json"]
+        stepped().export_step(tmp_path)
+    assert (tmp_path / "manifest.json").read_bytes() == content
+    assert os.listdir(tmp_path) == ["manifest.json"]
 
 
 def test_a_foreign_state_is_not_replaced_and_ours_is(tmp_path: Path) -> None:

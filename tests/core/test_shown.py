@@ -18,6 +18,7 @@ import pytest
 
 from ortflex_core import Internals, internals_of
 from ortflex_core.kernel.notebook import displayed_briefly, one_line
+from ortflex_core.training.views.progress import say
 from tests import models
 from tests.training import make, regression
 
@@ -114,8 +115,6 @@ def test_models_are_one_line_in_ipython_unless_the_user_displays_them(monkeypatc
 def test_what_is_trained_goes_to_the_output_of_a_cell(
     kernel: object, stream: str, monkeypatch: Any, capfd: Any
 ) -> None:
-    from ortflex_core.training.views.progress import say
-
     Shell(monkeypatch, kernel)
     say("training 2 parameters")
     captured = capfd.readouterr()

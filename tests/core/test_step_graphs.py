@@ -24,6 +24,7 @@ from ortflex_core import (
 from ortflex_core.compiler.programs import flat_parameters
 from ortflex_core.compiler.runtime import session
 from ortflex_core.training import fingerprint
+from ortflex_plugins.backends import fused
 from tests import models
 from tests.gradcheck import run
 from tests.training import every_backend, make, regression, same
@@ -173,8 +174,6 @@ def test_a_groups_optimizer_has_its_own_parameters(backend: str, order: tuple[in
 
 
 def test_the_second_training_of_a_structure_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortflex_plugins.backends import fused
-
     traced: list[int] = []
     real = fused.step_program
     monkeypatch.setattr(fused, "step_program", lambda *a, **k: traced.append(1) or real(*a, **k))
