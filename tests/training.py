@@ -77,6 +77,14 @@ def bits(trainer: Trainer) -> dict[str, bytes]:
     return in_bytes({**trainer.get_state(buffers=True), **trainer.engine.slots()})
 
 
+def results(out: list[Any]) -> list[Any]:
+    """What processes returned; the first error is raised."""
+    for one in out:
+        if isinstance(one, BaseException):
+            raise one
+    return out
+
+
 def in_bytes(arrays: Any) -> dict[str, bytes]:
     """Arrays by their names, to be compared to the last bit."""
     return {name: array.tobytes() for name, array in arrays.items()}

@@ -24,6 +24,7 @@ from ortflex_core import (
 )
 from tests import models
 from tests.training import in_bytes, plugins, usable
+from tests.training import results as results
 
 rng = np.random.default_rng(12)
 ROWS = 101  # 13 batches of 8, the last one of 5 rows
@@ -50,14 +51,6 @@ def outcome(trainer: Trainer, data: Any, **fit: Any) -> dict[str, Any]:
     columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
     slots = in_bytes(internals_of(trainer).live.slots())
     return in_bytes(state) | {"slots": slots, "history": columns}
-
-
-def results(out: list[Any]) -> list[Any]:
-    """What the threads returned; the first error is raised."""
-    for one in out:
-        if isinstance(one, BaseException):
-            raise one
-    return out
 
 
 def refused(out: list[Any], kind: type[Exception], *texts: str) -> None:

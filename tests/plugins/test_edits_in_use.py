@@ -17,7 +17,7 @@ from ortflex_plugins.pictures import draw
 from tests import models
 from tests.plugins.commands import works
 from tests.plugins.test_edits import ROWS, SOFTMAX, TAILS, integers, scores, tail
-from tests.training import make, same
+from tests.training import make, results, same
 
 node = helper.make_node
 
@@ -123,9 +123,7 @@ def test_several_processes_train_one_head() -> None:
         run.fit(x, y)
         return run.get_state()
 
-    for state in run_ranks(2, train):
-        if isinstance(state, BaseException):
-            raise state
+    for state in results(run_ranks(2, train)):
         same(state, alone.get_state(), tolerance=1e-6)
 
 

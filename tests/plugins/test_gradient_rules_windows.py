@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from ortflex import Trainer
 from ortflex_core import Array, NoGradientRule, Trace, build, gradient_model, gradients
@@ -238,10 +237,8 @@ def test_a_shape_asked_of_a_transposed_convolution(pads: str | None) -> None:
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool"])
 def test_a_window_that_begins_behind_the_last_row_is_refused(operator: str) -> None:
     """Inference says [3, 3], and so do old runtimes; newer ones compute [2, 2]."""
-    sizes = {"kernel_shape": [2, 2], "strides": [3, 3]}
-    pool = onnx.helper.make_node(operator, ["x"], ["y"], ceil_mode=1, **sizes)
-    image = models.floats("x", 1, 1, 6, 6)
-    model = models.model([pool], [image], [models.floats("y", 1, 1, None, None)], {}, opset=18)
+    text = f"y = {operator}<ceil_mode = 1, kernel_shape = [2, 2], strides = [3, 3]>(x)"
+    model = models.parsed(text, {}, "float[1, 1, 6, 6] x", "float[1, 1, A, B] y", opset=18)
     with pytest.raises(NoGradientRule, match="a window that begins after the last row"):
         gradient_model(model, wrt=["x"])
 
@@ -271,16 +268,14 @@ def draw(*shape: int, scale: float = 1.0) -> Any:
 def network(case: Sequence[Any], weight: Any, factor: Any, bias: Any | None) -> onnx.ModelProto:
     """x times a factor, then the convolution: the factor's gradient is that of the input."""
     channels, _, places, _, strides, pads, dilations, group = case
-    given = ["z", "W"] if bias is None else ["z", "W", "b"]
-    nodes = [
-        helper.make_node("Mul", ["x", "factor"], ["z"]),
-        helper.make_node(
-            "Conv", given, ["y"], strides=strides, pads=pads, dilations=dilations, group=group
-        ),
-    ]
+    how = f"strides = {strides}, pads = {pads}, dilations = {dilations}, group = {group}"
+    given = "z, W" if bias is None else "z, W, b"
+    text = f"z = Mul(x, factor) y = Conv<{how}>({given})"
     arrays = {"W": weight, "factor": factor} | ({} if bias is None else {"b": bias})
-    image, y = models.floats("x", "N", channels, *places), onnx.ValueInfoProto(name="y")
-    return onnx.shape_inference.infer_shapes(models.model(nodes, [image], [y], arrays))
+    image = ", ".join(map(str, ("N", channels, *places)))
+    model = models.parsed(text, arrays, f"float[{image}] x", f"float[{'A, ' * len(places)}A, A] y")
+    model.graph.output[0].type.Clear()
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def operators(trainer: Trainer) -> Counter[str]:

@@ -150,6 +150,7 @@ def test_a_language_model_without_labels():
 
 
 LETTERS = np.array(["b", "a", "d", "c"])
+ROWS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,7 @@ LETTERS = np.array(["b", "a", "d", "c"])
 )
 def test_other_classes_than_the_model_s(count, labels, key, value):
     scores("m.onnx", "y", ["n", count])
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    np.savez("d.npz", X=x, y=labels)
+    np.savez("d.npz", X=ROWS, y=labels)
     done("init", "m.onnx", "--data", "d.npz")
     recipe = Recipe.load("train.toml")
     for name in ("head", "classes"):
@@ -186,15 +186,14 @@ def test_other_classes_than_the_model_s(count, labels, key, value):
 def test_classes_as_floats_are_said_to_be_floats(softmax, table):
     """The advice is tried; other numbers have none."""
     scores("m.onnx", "y", ["n", 3], "Softmax" if softmax else "Identity")
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     kinds = np.arange(60) % 3
 
     def init(command, labels):
         if table:
-            rows = [["a", "b", "c", "d", "y"], *zip(*x.T, labels, strict=True)]
+            rows = [["a", "b", "c", "d", "y"], *zip(*ROWS.T, labels, strict=True)]
             Path("d.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
         else:
-            np.savez("d.npz", X=x, y=labels)
+            np.savez("d.npz", X=ROWS, y=labels)
         data = "d.csv" if table else "d.npz"
         return command("init", "m.onnx", "--data", data, "--force").output
 
@@ -208,15 +207,14 @@ def test_classes_as_floats_are_said_to_be_floats(softmax, table):
 
 def test_a_regression_on_few_whole_numbers_says_how_they_become_classes():
     scores("m.onnx", "y", ["n", 1])
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     whole = np.arange(60) % 3
     for labels, few in ((whole, True), (whole * 1.0, True), (np.arange(60.0), False)):
-        np.savez("d.npz", X=x, y=labels)
+        np.savez("d.npz", X=ROWS, y=labels)
         done("init", "m.onnx", "--data", "d.npz", "--force")
         text = " ".join(Path("train.toml").read_text("utf-8").replace("#", " ").split())
         assert ("`ortflex init --classes 3`" in text) == few
         assert Recipe.load("train.toml").loss == "squared_error"
-    np.savez("d.npz", X=x, y=whole)
+    np.savez("d.npz", X=ROWS, y=whole)
     done("init", "m.onnx", "--data", "d.npz", "--force", "--classes", "3")
 
 

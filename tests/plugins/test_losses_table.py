@@ -16,39 +16,25 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Array, ConfigError, DataError, Trainer
+from ortflex_core import Array, ConfigError, DataError, Schedule, Trainer
+from ortflex_plugins.losses.cross_entropy import SoftmaxCrossEntropy
 from tests.models import weights_of
-from tests.plugins.test_losses import alike, divergence, focal, overlap, unreduced
+from tests.plugins.test_losses import TABLE, cross_entropy
+from tests.plugins.test_losses import labels as labels_of
 from tests.plugins.test_optimizers_table import PRECISION, linear
+from tests.plugins.test_schedules import TWINS, of_torch
 from tests.training import every_backend, make, plugins
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-LR = torch.optim.lr_scheduler
 
 ROWS, RATE, STEPS = 24, 0.03, 50
 SMALLER = {"cosine_embedding": 0.005}  # its slope has the length of an embedding below it
 Formula = Callable[[Any, Any], Any]
 
-# Scores p [B, 2] and labels y: the value of every sample, by torch where it has the loss.
-LOSSES: dict[str, tuple[str, Formula]] = {
-    "squared_error": ("real", unreduced(F.mse_loss)),
-    "absolute_error": ("real", unreduced(F.l1_loss)),
-    "elastic": ("real", lambda p, y: 0.5 * (p - y).abs() + 0.5 * (p - y) ** 2),
-    "huber": ("real", unreduced(F.huber_loss)),
-    "log_cosh": ("real", lambda p, y: torch.log(torch.cosh(p - y))),
-    "quantile": ("real", lambda p, y: torch.maximum(0.5 * (y - p), 0.5 * (p - y))),
-    "poisson": ("count", unreduced(F.poisson_nll_loss)),
-    "hinge": ("sign", lambda p, y: torch.relu(1 - y * p)),
-    "squared_hinge": ("sign", lambda p, y: torch.relu(1 - y * p) ** 2),
-    "log_loss": ("bit", unreduced(F.binary_cross_entropy_with_logits)),
-    "focal": ("bit", focal),
-    "softmax_cross_entropy": ("class", unreduced(F.cross_entropy)),
-    "kullback_leibler": ("share", lambda p, y: divergence(p.log_softmax(1), y)),
-    "cosine_embedding": ("real", alike),
-    "dice": ("bit", lambda p, y: overlap(torch.sigmoid(p), y, 1e-5)),
-}
-
+# The first of each name, and labels for scores [B, 2]; softmax counts rows that it does not ignore.
+LOSSES = {loss.name: (loss, theirs, kind) for loss, theirs, kind, _ in reversed(TABLE)}
+LOSSES["softmax_cross_entropy"] = (SoftmaxCrossEntropy(), cross_entropy(), "class")
 
 ELSEWHERE = {
     *("entropy", "distillation", "feature_matching"),  # test_losses_without_labels, test_teachers
@@ -61,16 +47,8 @@ ELSEWHERE = {
 
 
 def labels(kind: str, dtype: Any) -> Any:
-    raw = np.random.default_rng(3).normal(size=(ROWS, 2))
-    shares = np.exp(raw) / np.exp(raw).sum(axis=1, keepdims=True)
-    made = {
-        "real": raw,
-        "count": abs(raw * 2).round(),
-        "sign": np.sign(raw),
-        "bit": (raw > 0) * 1.0,
-        "share": shares,
-    }
-    return raw.argmax(axis=1) if kind == "class" else made[kind].astype(dtype)
+    made = labels_of(kind, (ROWS, 2))
+    return made % 2 if kind == "class" else made.astype(dtype)
 
 
 def rows(dtype: Any) -> Any:
@@ -94,7 +72,7 @@ def torch_s(formula: Formula, x: Any, y: Any, rates: Any) -> tuple[dict[str, Any
     return {n: t.detach().numpy() for n, t in w.items()}, costs
 
 
-def trainer_of(backend: str, loss: str, dtype: Any, **options: Any) -> Trainer:
+def trainer_of(backend: str, loss: Any, dtype: Any, **options: Any) -> Trainer:
     settings = {"learning_rate": RATE, "batch_size": ROWS, "epochs": 10}
     return make(linear(2, dtype), loss=loss, backend=backend, **settings | options)
 
@@ -120,10 +98,10 @@ def _ours(kind: str, name: str) -> bool:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_fifty_steps_of_a_loss(loss: str, dtype: Any) -> None:
-    kind, formula = LOSSES[loss]
+    made, formula, kind = LOSSES[loss]
     x, y = rows(dtype), labels(kind, dtype)
     rate = SMALLER.get(loss, RATE)
-    trainer = trainer_of("fused", loss, dtype, learning_rate=rate)
+    trainer = trainer_of("fused", made, dtype, learning_rate=rate)
     costs = [trainer.step((x, y))]
     bound, graphs = trainer.engine.counters()["bindings_made"], set(trainer.engine.programs())
     costs += [trainer.step((x, y)) for _ in range(STEPS - 1)]
@@ -140,74 +118,37 @@ def test_fifty_steps_of_a_loss(loss: str, dtype: Any) -> None:
 def test_every_other_backend_makes_the_same_steps(backend: str, loss: str) -> None:
     if backend == "fused":
         pytest.skip("it has the whole table")
-    kind, formula = LOSSES[loss]
+    made, formula, kind = LOSSES[loss]
     x, y = rows(np.float32), labels(kind, np.float32)
-    trainer = trainer_of(backend, loss, np.float32)
+    trainer = trainer_of(backend, made, np.float32)
     for _ in range(10):
         trainer.step((x, y))
     same_as(trainer, torch_s(formula, x, y, [RATE] * 10)[0], np.float32)
 
 
-# By step, where torch's counts what its user calls a step.
-SCHEDULES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
-    "constant": ({}, lambda o: LR.ConstantLR(o, factor=1.0)),
-    "step": ({"size": 12}, lambda o: LR.StepLR(o, 12)),
-    "exponential": ({"gamma": 0.95}, lambda o: LR.ExponentialLR(o, 0.95)),
-    "multi_step": ({"milestones": [5, 30]}, lambda o: LR.MultiStepLR(o, [5, 30])),
-    "polynomial": ({"length": 40}, lambda o: LR.PolynomialLR(o, 40)),
-    "cosine": ({"period": 50}, lambda o: LR.CosineAnnealingLR(o, 50)),
-    "cosine_restarts": (
-        {"period": 7, "factor": 2},
-        lambda o: LR.CosineAnnealingWarmRestarts(o, 7, 2),
-    ),
-    "one_cycle": (
-        {"length": 50},
-        lambda o: LR.OneCycleLR(o, RATE, total_steps=50, cycle_momentum=False),
-    ),
-    "warmup": ({"length": 9}, lambda o: LR.LinearLR(o, total_iters=9)),
-    "sequential": (
-        {"schedules": [{"name": "warmup", "length": 5}, {"name": "cosine"}], "milestones": [5]},
-        lambda o: LR.SequentialLR(
-            o, [LR.LinearLR(o, total_iters=5), LR.CosineAnnealingLR(o, 45)], [5]
-        ),
-    ),
-    "chained": (
-        {"schedules": [{"name": "warmup", "length": 5}, {"name": "exponential", "gamma": 0.9}]},
-        lambda o: LR.ChainedScheduler([LR.LinearLR(o, total_iters=5), LR.ExponentialLR(o, 0.9)]),
-    ),
-}
-
-
 @pytest.mark.backend("fused")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_fifty_steps_under_a_schedule(schedule: str, dtype: Any) -> None:
+@of_torch
+def test_fifty_steps_under_a_schedule(schedule: Schedule, twin: Any, dtype: Any) -> None:
     """Ten epochs of five steps, several in one run; no rate builds a graph."""
-    options, twin = SCHEDULES[schedule]
     part = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=RATE)
-    theirs, rates = twin(part), []
+    theirs, rates = twin(torch.optim.lr_scheduler, part, STEPS), []
     for step in range(STEPS):
         rates.append(theirs.get_last_lr()[0])
         part.step()
         if step < STEPS - 1:
             theirs.step()
     x, y = rows(dtype), labels("real", dtype)
-    spec = {"name": schedule, "by": "step", **_by_step(options)}
-    trainer = trainer_of("fused", "squared_error", dtype, schedule=spec, shuffle=False)
+    trainer = trainer_of("fused", "squared_error", dtype, schedule=schedule, shuffle=False)
     trainer.fit(np.tile(x, (5, 1)), np.tile(y, (5, 1)))
     same_as(trainer, torch_s(LOSSES["squared_error"][1], x, y, rates)[0], dtype)
     assert len({name.partition("@")[0] for name in trainer.engine.programs()}) <= 2
 
 
-def _by_step(options: dict[str, Any]) -> dict[str, Any]:
-    parts = options.get("schedules")
-    return options | ({"schedules": [{**p, "by": "step"} for p in parts]} if parts else {})
-
-
 def test_no_schedule_of_torch_s_is_left_out() -> None:
     ours = {n for n in plugins()["schedules"].names() if _ours("schedules", n)}
     # Those are scikit-learn's, and plateau goes by epochs: tests of their own have them.
-    assert set(SCHEDULES) == ours - {"invscaling", "optimal", "plateau"}
+    assert {s.name for s, _ in TWINS} == ours - {"invscaling", "optimal", "plateau"}
 
 
 RNG = np.random.default_rng(5)

@@ -11,6 +11,7 @@ import pytest
 from ortflex_core import Trainer, Unsupported
 from tests import models
 from tests.plugins.conformance_references import OPTIMIZERS
+from tests.plugins.test_optimizers import TWINS as OF_TORCH
 from tests.training import every_backend, make, plugins
 
 RATES = {"sgd": 0.5, "adagrad": 0.3, "adadelta": 5.0, "radam": 0.1, "lars": 20.0}
@@ -20,17 +21,8 @@ LOSSES = ("squared_error", "log_loss", "softmax_cross_entropy")
 # torch keeps a product of nadam in float32, whatever the weights are.
 PRECISION = {np.float32: 2e-4, np.float64: 1e-9}
 
-# Torch's, and of what torch does not have, a formula in numpy.
-TWINS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("SGD", {}),
-    "momentum": ("SGD", {"momentum": 0.9}),
-    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
-    **{name.lower(): (name, {}) for name in ("Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta")},
-    **{name.lower(): (name, {}) for name in ("Adamax", "NAdam", "RAdam")},
-    "adafactor": ("Adafactor", {"eps": (2.0**-23, 1e-3)}),
-}
-
-
+# Torch's with its defaults, and of what torch does not have, a formula in numpy.
+TWINS = {ours.name: (twin, options) for ours, twin, options, _ in reversed(OF_TORCH)}
 FORMULAS = ("lion", "lars", "lamb")
 
 

@@ -21,7 +21,7 @@ from ortflex_plugins.pictures.measure import Measures, histogram
 from ortflex_plugins.pictures.pages import page_of_folder as report
 from tests import models
 from tests.plugins.commands import ortflex, prepare, works
-from tests.training import make, regression, same
+from tests.training import make, regression, results, same
 
 pytestmark = pytest.mark.once
 
@@ -192,10 +192,7 @@ def test_one_of_several_processes_measures(shard: bool) -> None:
     def job(group: Any) -> dict[str, Any]:
         return measured(distributed=group, shard_state=shard, optimizer="adam")[0]
 
-    first, second = run_ranks(2, job)
-    for one in (first, second):
-        if isinstance(one, BaseException):
-            raise one
+    first, second = results(run_ranks(2, job))
     alone = measured(accumulate=2, optimizer="adam")[0]
     assert first["epochs"] == alone["epochs"]
     assert first["parts"].keys() == alone["parts"].keys()

@@ -27,7 +27,7 @@ from ortflex_plugins.data.image_folder import ImageFolder
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.parquet import Parquet
 from tests import models
-from tests.training import make, same
+from tests.training import make, results, same
 
 ROWS = 150
 
@@ -210,9 +210,7 @@ def test_processes_compute_each_row_once(
     expected, losses = alone.get_state(), alone.validation_losses_
     del alone
     gc.collect()
-    for out in run_ranks(2, train):
-        if isinstance(out, BaseException):
-            raise out
+    for out in results(run_ranks(2, train)):
         same(out[0], expected, 0)
         assert out[1] == losses
     assert sum(rows_run) - before == once + 2 * 2 * 2
@@ -370,7 +368,5 @@ def test_processes_of_one_computer_read_copies_of_the_data(tmp_path: Path, cache
 
     alone = trainer(cache=False, accumulate=2)
     alone.fit(NpyFolder(path=str(tmp_path / "copy 0"), buffer=32))
-    for out in run_ranks(2, train):
-        if isinstance(out, BaseException):
-            raise out
+    for out in results(run_ranks(2, train)):
         same(out, alone.get_state(), 1e-6)

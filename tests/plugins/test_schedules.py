@@ -62,41 +62,49 @@ def by(schedule: Any, unit: Any) -> Any:
 FALLS = MultiStep(milestones=(7, 12), gamma=0.3)
 CHAINED = Chained(schedules=(Warmup(length=4, start=0.2), Exponential(gamma=0.95), FALLS))
 THREE = (Exponential(gamma=0.9), Polynomial(), StepDecay(size=2, gamma=0.5))
+# By our schedule: torch's of an optimizer, in a run of n steps.
 TWINS: list[tuple[Schedule, Any]] = [
-    (StepDecay(size=4, gamma=0.3), lambda t, o: t.StepLR(o, 4, 0.3)),
-    (Exponential(gamma=0.8), lambda t, o: t.ExponentialLR(o, 0.8)),
-    (Cosine(period=24, minimum=0.02), lambda t, o: t.CosineAnnealingLR(o, 24, 0.02)),
-    (Cosine(), lambda t, o: t.CosineAnnealingLR(o, 20)),
+    (Constant(), lambda t, o, n: t.ConstantLR(o, factor=1.0)),
+    (StepDecay(size=4, gamma=0.3), lambda t, o, n: t.StepLR(o, 4, 0.3)),
+    (Exponential(gamma=0.8), lambda t, o, n: t.ExponentialLR(o, 0.8)),
+    (Cosine(period=24, minimum=0.02), lambda t, o, n: t.CosineAnnealingLR(o, 24, 0.02)),
+    (Cosine(), lambda t, o, n: t.CosineAnnealingLR(o, n)),
     # Past its period it rises again.
-    (Cosine(period=8, minimum=0.02), lambda t, o: t.CosineAnnealingLR(o, 8, 0.02)),
-    (MultiStep(milestones=(3, 5, 11), gamma=0.5), lambda t, o: t.MultiStepLR(o, [3, 5, 11], 0.5)),
-    (Polynomial(), lambda t, o: t.PolynomialLR(o, 20)),
-    (Polynomial(length=8, power=2.5), lambda t, o: t.PolynomialLR(o, 8, 2.5)),
-    (CosineRestarts(period=4), lambda t, o: t.CosineAnnealingWarmRestarts(o, 4)),
+    (Cosine(period=8, minimum=0.02), lambda t, o, n: t.CosineAnnealingLR(o, 8, 0.02)),
+    (
+        MultiStep(milestones=(3, 5, 11), gamma=0.5),
+        lambda t, o, n: t.MultiStepLR(o, [3, 5, 11], 0.5),
+    ),
+    (Polynomial(), lambda t, o, n: t.PolynomialLR(o, n)),
+    (Polynomial(length=8, power=2.5), lambda t, o, n: t.PolynomialLR(o, 8, 2.5)),
+    (CosineRestarts(period=4), lambda t, o, n: t.CosineAnnealingWarmRestarts(o, 4)),
     (
         CosineRestarts(period=3, factor=2, minimum=0.01),
-        lambda t, o: t.CosineAnnealingWarmRestarts(o, 3, 2, 0.01),
+        lambda t, o, n: t.CosineAnnealingWarmRestarts(o, 3, 2, 0.01),
     ),
-    (OneCycle(), lambda t, o: t.OneCycleLR(o, 0.3, total_steps=20)),
+    (OneCycle(), lambda t, o, n: t.OneCycleLR(o, o.defaults["lr"], n)),
     (
-        OneCycle(length=20, up=0.45, start_divisor=5, end_divisor=10),
-        lambda t, o: t.OneCycleLR(o, 0.3, 20, pct_start=0.45, div_factor=5, final_div_factor=10),
+        OneCycle(length=60, up=0.45, start_divisor=5, end_divisor=10),
+        lambda t, o, n: t.OneCycleLR(
+            o, o.defaults["lr"], 60, pct_start=0.45, div_factor=5, final_div_factor=10
+        ),
     ),
+    (Warmup(length=9), lambda t, o, n: t.LinearLR(o, total_iters=9)),
     (
         Sequential(schedules=(Warmup(length=5, start=0.1), Cosine()), milestones=(5,)),
-        lambda t, o: t.SequentialLR(
-            o, [t.LinearLR(o, 0.1, total_iters=5), t.CosineAnnealingLR(o, 15)], [5]
+        lambda t, o, n: t.SequentialLR(
+            o, [t.LinearLR(o, 0.1, total_iters=5), t.CosineAnnealingLR(o, n - 5)], [5]
         ),
     ),
     (
         Sequential(schedules=THREE, milestones=(4, 9)),
-        lambda t, o: t.SequentialLR(
+        lambda t, o, n: t.SequentialLR(
             o, [t.ExponentialLR(o, 0.9), t.PolynomialLR(o, 5), t.StepLR(o, 2, 0.5)], [4, 9]
         ),
     ),
     (
         CHAINED,
-        lambda t, o: t.ChainedScheduler(
+        lambda t, o, n: t.ChainedScheduler(
             [
                 *(t.LinearLR(o, 0.2, total_iters=4), t.ExponentialLR(o, 0.95)),
                 t.MultiStepLR(o, [7, 12], 0.3),
@@ -104,12 +112,15 @@ TWINS: list[tuple[Schedule, Any]] = [
         ),
     ),
 ]
+of_torch = pytest.mark.parametrize(
+    ("schedule", "twin"), TWINS, ids=lambda given: getattr(given, "name", "")
+)
 
 
-@pytest.mark.parametrize(("schedule", "twin"), TWINS, ids=lambda given: getattr(given, "name", ""))
+@of_torch
 def test_rates_are_torch_s(schedule: Schedule, twin: Any, torch: Any) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    theirs = twin(torch.optim.lr_scheduler, optimizer)
+    theirs = twin(torch.optim.lr_scheduler, optimizer, 20)
     for time in range(20):
         for unit in UNITS:
             rate = by(schedule, unit).rate(0.3, at(unit, time, total=20))

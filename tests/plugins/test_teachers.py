@@ -31,7 +31,7 @@ from ortflex_core.training.data.prefix_session import PrefixSession
 from ortflex_plugins.losses.distillation import Distillation, FeatureMatching
 from tests import models
 from tests.plugins.commands import works
-from tests.training import every_backend, make, same
+from tests.training import every_backend, make, results, same
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((40, 4)).astype(np.float32)
@@ -324,9 +324,7 @@ def test_two_processes_share_the_work(teacher: str) -> None:
         run.fit(X, Y, validation_data=(X[:9], Y[:9]))
         return run
 
-    for run in run_ranks(2, train):
-        if isinstance(run, BaseException):
-            raise run
+    for run in results(run_ranks(2, train)):
         same(run.get_state(), alone.get_state(), tolerance=1e-6)
         np.testing.assert_allclose(run.validation_losses_, alone.validation_losses_, rtol=1e-5)
 
