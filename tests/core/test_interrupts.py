@@ -113,7 +113,7 @@ def test_a_stopped_epoch_continues_there(backend: str, at: int, tmp_path: Path) 
         gone_on = records(again.fit(X, Y, validation_data=HELD_OUT))
         # With a hook for each step, these run one step at a time, without it several in one graph.
         if backend in ("fused", "openvino"):
-            same(again.get_state(), undisturbed.get_state(), 1e-5)
+            same(again.get_state(), undisturbed.get_state(), 1e-4)
         else:
             assert bits(again) == bits(undisturbed)
         for mine, theirs in zip(gone_on, history, strict=True):
@@ -147,7 +147,7 @@ def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
     assert len(again.fit(X, Y)) == 3  # another training, from the best weights
     again = Trainer.resume(tmp_path / "c", plugins=plugins())
     again.fit(X, Y, validation_data=HELD_OUT)
-    same(again.get_state(), whole(backend="fused")[0].get_state(), 1e-5)
+    same(again.get_state(), whole(backend="fused")[0].get_state(), 1e-4)
 
 
 def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ LOSSES = {loss.name: (loss, theirs, kind) for loss, theirs, kind, _ in reversed(
 LOSSES["softmax_cross_entropy"] = (SoftmaxCrossEntropy(), cross_entropy(), "class")
 
 ELSEWHERE = {
-    *("entropy", "distillation", "feature_matching"),  # test_losses_without_labels, test_teachers
+    *("entropy", "distillation", "feature_matching"),  # test_losses, test_teachers
     "consistency",  # test_consistency
     *("triplet", "mined_triplet", "contrastive", "supervised_contrastive", "margin_softmax"),
     *("ctc", "causal_lm"),  # below
