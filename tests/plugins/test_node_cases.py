@@ -21,20 +21,9 @@ from onnx.reference import ReferenceEvaluator
 
 from ortflex_core import require_runtime
 from ortflex_plugins.cli.reference import FIGURES
-from tests import children, report
+from tests import children, node_cases, report
 from tests.conftest import Recorder
-from tests.node_cases import (
-    FOLDER,
-    OUTCOMES,
-    RUNTIME_DIFFERS,
-    Result,
-    by_operator,
-    figures,
-    stale,
-    table,
-    text_of,
-    written,
-)
+from tests.node_cases import OUTCOMES, RUNTIME_DIFFERS, Result
 from tests.node_oracle import evaluator
 
 pytestmark = pytest.mark.skipif(
@@ -74,9 +63,11 @@ def test_all_of_the_standards_cases_are_right(
 ) -> None:
     """Also that docs/reference shows what comes out; ``make test-all`` prints the table."""
     results = campaign(tmp_path, seconds=7000)
-    record_property("table", "The standard's node cases\n" + table(by_operator(results)))
+    record_property(
+        "table", "The standard's node cases\n" + node_cases.table(node_cases.by_operator(results))
+    )
     assert bad(results) == []
-    assert stale(results) == [], "run python -m tests.node_cases --write"
+    assert node_cases.stale(results) == [], "run python -m tests.node_cases --write"
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
@@ -103,8 +94,8 @@ def test_what_is_wrong_or_new_is_not_passed_over() -> None:
 
 
 def test_the_figures_that_are_checked_in_have_nothing_wrong() -> None:
-    known = written()
-    assert text_of(known) == (FOLDER / FIGURES).read_text(encoding="utf-8")
+    known = node_cases.written()
+    assert node_cases.text_of(known) == (node_cases.FOLDER / FIGURES).read_text(encoding="utf-8")
     total: Counter[str] = Counter()
     for counts in known["operators"].values():
         total.update(counts)
@@ -118,7 +109,7 @@ def test_another_count_or_reason_makes_the_figures_stale() -> None:
     """The class: the page still shows what was true once."""
     results = [Result("a", "Add", "right"), Result("b", "Add", "refused", "Unsupported: no kernel")]
     line, reason = '"Add": {"right": 1, "refused": 1}', '["Add", "refused", "no kernel", 1]'
-    changes = stale(results)
+    changes = node_cases.stale(results)
     assert f"+ {line},"[:-1] in changes
     assert f"+ {reason}" in changes
     assert any(change.startswith('- "Abs"') for change in changes)
@@ -142,7 +133,7 @@ def test_another_count_or_reason_makes_the_figures_stale() -> None:
     ],
 )
 def test_reasons_without_the_place_and_the_advice(message: str, short: str) -> None:
-    made = figures([Result("a", "Add", "refused", message)])
+    made = node_cases.figures([Result("a", "Add", "refused", message)])
     assert made["reasons"] == [["Add", "refused", short, 1]]
 
 
