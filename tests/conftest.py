@@ -15,6 +15,7 @@ import sys
 import time
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -99,6 +100,16 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     whole = rf"^pytestmark = pytest\.mark\.({'|'.join(markers)})$"
     return bool(re.search(whole, collection_path.read_text("utf-8"), re.MULTILINE)) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[Any], list[Any]]:
+    """Look for no doctests here.
+
+    A file would be read for them first, and if it cannot be imported, its tests would be a skip.
+    """
+    found = yield
+    return [one for one in found if type(one) is pytest.Module]
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that a function keeps a case of those chosen

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,50 +114,12 @@ def test_files_of_tests_are_short() -> None:
     assert {name: size for name, size in sizes.items() if size > LONGEST_TEST} == {}
 
 
-def missing_imports(path: Path) -> list[str]:
-    """The names of this project that a module imports when it is loaded, and that do not exist."""
-    missing: list[str] = []
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
-            continue
-        if node.module.partition(".")[0] not in ("ortflex", "ortflex_core", "ortflex_plugins"):
-            continue
-        try:
-            module = importlib.import_module(node.module)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("ortflex"):
-                missing.append(node.module)
-            continue  # a package of an extra that is not installed here
-        except ImportError:
-            continue
-        missing += [
-            f"{node.module}.{alias.name}"
-            for alias in node.names
-            if not _has(module, alias.name) and not _is_module(f"{node.module}.{alias.name}")
-        ]
-    return missing
-
-
-def _has(module: object, name: str) -> bool:
-    try:
-        return hasattr(module, name)
-    except ImportError:  # of an extra that is not installed here
-        return True
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def test_tests_import_what_there_is() -> None:
-    """pytest reports a module of tests with a wrong import as one skipped test."""
-    known = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.py")]
-    wrong = {
-        str(path.relative_to(ROOT)): found
-        for path in known
-        if not {"fixtures", "_build"} & {*path.parts} and (found := missing_imports(path))
-    }
-    assert wrong == {}
+def test_a_file_of_tests_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    """Not a skip, as for a module of examples whose library is not installed."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_broken.py").write_text("from tests.models import no_such_name")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, run.stdout
+    assert "no_such_name" in run.stdout

@@ -18,6 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflex_core import Array, ConfigError, DataError, Schedule, Trainer
 from ortflex_plugins.losses.cross_entropy import SoftmaxCrossEntropy
+
+pytest.importorskip("torch")
+
+import torch
+
 from tests.models import weights_of
 from tests.plugins.test_losses import TABLE, cross_entropy
 from tests.plugins.test_losses import labels as labels_of
@@ -25,7 +30,6 @@ from tests.plugins.test_optimizers_table import PRECISION, linear
 from tests.plugins.test_schedules import TWINS, of_torch
 from tests.training import every_backend, make, plugins
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 ROWS, RATE, STEPS = 24, 0.03, 50
