@@ -24,6 +24,8 @@ PEERS = (
     "one process",
     "two, torch",
     "two, mpi",
+    "two, torch, step",
+    "two, mpi, step",
     "two, torch, sync_every=5",
     "torch, one",
     "torch DDP",
@@ -201,7 +203,14 @@ def prepared(name: str, peer: str) -> tuple[Any, Any]:
     x, y, _ = data(WORKLOADS[name])
 
     def run(line: str) -> None:
-        trainer.fit(x, y)
+        if not peer.endswith("step"):
+            trainer.fit(x, y)
+            return
+        # Trainer.step: each process gives batches of its own.
+        size = WORKLOADS[name].batch
+        starts = [(2 * k + children.rank()) * size for k in range(len(x) // (2 * size))]
+        for start in starts * EPOCHS:
+            trainer.step((x[start : start + size], y[start : start + size]))
 
     return run, hear
 
