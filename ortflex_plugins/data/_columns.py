@@ -16,6 +16,7 @@ from ortflex_core import (
     DataSource,
     expected_count,
     is_count,
+    satisfying,
     setting,
     suggest,
 )
@@ -100,7 +101,12 @@ class TableSource(DataSource, abc.ABC):
     """A table with columns of features, labels and weights."""
 
     target: str | Sequence[str] | Mapping[str, str] = setting(
-        default="y", help="the label column, a list of columns, or {label = column}"
+        default="y",
+        validator=satisfying(
+            "must name a column; {} means that there are no labels",
+            lambda v: not isinstance(v, list | tuple) or len(v) > 0,
+        ),
+        help="the label column, a list of columns, or {label = column}",
     )
     weight: str | None = setting(default=None, help="the column of sample weights")
     fill: float | str | Mapping[str, float | str] | None = setting(

@@ -303,7 +303,7 @@ def test_what_is_given_is_not_looked_for(tmp_path: Path) -> None:
         Csv(path=path, decimal=".").load()
     with pytest.raises(DataError, match="no column 'y'"):
         Csv(path=path, delimiter="|").load()
-    wrong: dict[str, Any] = {"encoding": "hex", "decimal": "x", "fill": "mode"}
+    wrong: dict[str, Any] = {"encoding": "hex", "decimal": "x", "fill": "mode", "target": []}
     for key, value in {**wrong, "columns": {"a": "kind"}}.items():
         with pytest.raises((ValueError, TypeError)):
             Csv(path=path, **{key: value})
