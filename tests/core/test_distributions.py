@@ -111,6 +111,12 @@ def test_contributing_names_paths_that_exist() -> None:
     real = [p for p in paths if not re.search(r"\b(NAME|KIND|FAMILY|COMMAND)\b", p)]
     assert len(real) > 15
     assert [p for p in real if not (ROOT / p).exists()] == []
+    known = {
+        path.name
+        for folder in ("ortflex_core", "ortflex_plugins", "tests", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert set(re.findall(r"`(\w+\.py)`", text)) - known - {"ortflex.py", "noxfile.py"} == set()
     named = re.findall(r"`(?:\w+\.)?(\w+)` in `(ortflex_\w+/[\w./]+)`", text)
     assert len(named) > 10
     gone = [n for n in named if not re.search(rf"^ *(def |class )?{n[0]}\b", read(n[1]), re.M)]
