@@ -216,7 +216,7 @@ class FusedEngine(TwinEngine):
         statistics = {n: buffer_value(problem, n) for n in problem.buffers}
         # Steps of several batches run graphs whose memory onnxruntime plans.
         whole = problem.updating.accumulate == 1 and problem.peers is None
-        planned = problem.recompute is not False and whole and plans_memory(device)
+        planned = problem.recomputed is not False and whole and plans_memory(device)
 
         def twins(values: Mapping[str, Array], ports: Mapping[str, Port]) -> Twins:
             own = {n for n, port in ports.items() if planned or port.of in formulas}
@@ -244,7 +244,7 @@ class FusedEngine(TwinEngine):
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans = PlanCache[BoundStep]()
         self._last: tuple[Any, int, int, BoundStep] | None = None
-        if problem.peers is not None or problem.recompute is not False or formulas:
+        if problem.peers is not None or problem.recomputed is not False or formulas:
             steps = 1
         if steps == "auto":
             if problem.updating.accumulate == 1:

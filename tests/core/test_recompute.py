@@ -14,6 +14,7 @@ import pytest
 from onnx import helper
 
 from ortflex_core import Array, ConfigError, GraphError, TensorSpec, Trainer, Unsupported
+from ortflex_core.compiler.problem import problem
 from ortflex_core.compiler.runtime import liveness, recompute, session
 from ortflex_core.testing import compositions, step_programs
 from ortflex_plugins.backends.fused import FusedBackend
@@ -314,6 +315,66 @@ def test_matrices_of_frozen_tensors_are_computed_before_their_readers() -> None:
     after = liveness.peak(model.graph.node, sizes, {"x8"}).size
     assert before >= 80_000
     assert after <= 40_000
+
+
+def test_floats_of_frozen_codes_are_computed_again_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing else: activations are kept, and the floats of trained weights."""
+    graphs: list[onnx.GraphProto] = []
+    real = recompute.apply
+
+    def kept(model: Any, *given: Any) -> None:
+        real(model, *given)
+        graphs.append(model.graph)
+
+    monkeypatch.setattr(recompute, "apply", kept)
+    rng = np.random.default_rng(0)
+    body = """
+        a = MatMul (X, A)  t = Tanh (a)  q = DequantizeLinear (codes, scale)  w = Mul (q, q)
+        b = MatMul (t, w)  u = Tanh (b)  Y = MatMul (u, B)
+    """
+    weights = {"A": rng.standard_normal((6, 150)), "B": rng.standard_normal((150, 1))}
+    weights |= {"codes": rng.integers(-99, 99, (150, 150)).astype(np.int8), "scale": np.array(0.01)}
+    model = models.parsed(body, weights, "float[N, 6] X", "float[N, 1] Y")
+    made = composition(model, *regression(rows=32, features=6), params=["A", "B"])
+    wanted = everything(made)
+    assert not graphs
+    monkeypatch.setattr(problem, "_MUCH", 4 * 150 * 150)
+    monkeypatch.setattr(recompute, "SMALL", 0)
+    got = everything(made)
+    assert {n: a.tobytes() for n, a in got.items()} == {n: a.tobytes() for n, a in wanted.items()}
+    again = {n.op_type for n in graphs[-1].node if recompute.is_copy(n)}
+    assert {"DequantizeLinear", "Mul"} <= again <= {"DequantizeLinear", "Mul", "Transpose"}
+    monkeypatch.setattr(problem, "_MUCH", 4 * 150 * 150 + 1)
+    graphs.clear()
+    everything(made)
+    assert not graphs
+
+
+@pytest.mark.parametrize(("way", "most"), [(1, 9 + 2), (2, 6 + 2)])
+def test_matrices_of_frozen_tensors_are_not_kept_for_the_gradient(way: int, most: int) -> None:
+    """Of eight activations and eight matrices of one size, at most two matrices are in memory."""
+    node = helper.make_node
+    graph = onnx.GraphProto()
+    for k in range(8):
+        graph.node.append(node("DequantizeLinear", [f"q{k}", "s"], [f"w{k}"]))
+        graph.node.append(node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]))
+        graph.node.append(node("Tanh", [f"p{k}"], [f"x{k + 1}"]))
+    graph.node.append(node("ReduceSum", ["x8"], ["loss"]))
+    graph.node.append(node("Expand", ["loss", "size"], ["g8"]))
+    for k in range(7, -1, -1):
+        graph.node.append(node("TanhGrad", [f"g{k + 1}", f"x{k + 1}"], [f"h{k}"]))
+        graph.node.append(node("Gemm", [f"h{k}", f"w{k}"], [f"g{k}"], transB=1))
+    graph.output.extend([onnx.ValueInfoProto(name="loss"), onnx.ValueInfoProto(name="g0")])
+    one = 10_000
+    sizes = {o: one for n in graph.node for o in n.output} | {"loss": 4}
+    assert liveness.peak(graph.node, sizes, {"loss", "g0"}).size >= 16 * one
+    model = onnx.ModelProto(graph=graph)
+    recompute.apply(model, ["loss"], sizes, way, ["s", *(f"q{k}" for k in range(8))])
+    nodes = list(model.graph.node)
+    peak = liveness.peak(nodes, recompute.with_copies(sizes, nodes), {"loss", "g0"})
+    assert peak.size <= most * one
 
 
 def backward_of_a_chain(first: int) -> tuple[onnx.ModelProto, dict[str, int]]:

@@ -36,7 +36,8 @@ Recompute: TypeAlias = bool | int | tuple[str, ...]
 """The tensors to recompute.
 
 False recomputes nothing, True chooses a number of segments of the forward pass that needs little
-memory, an integer is that number; names are those of the tensors to keep.
+memory, an integer is that number; names are those of the tensors to keep. In all cases but False,
+tensors that depend on frozen weights alone are computed again, and with one segment nothing else.
 """
 _IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
 

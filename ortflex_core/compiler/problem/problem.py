@@ -14,9 +14,10 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.compiler.graph import formula_calls as calls
-from ortflex_core.compiler.graph.ops import Trace
+from ortflex_core.compiler.graph.ops import RANDOM, Trace
 from ortflex_core.compiler.graph.ports import Port
 from ortflex_core.compiler.graph.program import Recompute
+from ortflex_core.compiler.graph.sizes import spec_bytes
 from ortflex_core.compiler.model import training_mode
 from ortflex_core.compiler.model.model import Model
 from ortflex_core.compiler.problem.hyperparameters import hypers
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from ortflex_core.training.engines.peers import Peers
 
 Reduction = Literal["mean", "sum"]
+_MUCH = 2**26
+"""Dequantized weights of at least this number of bytes are not kept for the backward pass."""
 T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
 
 
@@ -203,6 +206,25 @@ class Problem:
     def output_axes(self) -> dict[str, tuple[int, ...]]:
         """The axes of outputs of the parameters for which they are known."""
         return output_axes(self.model, self.parameters)
+
+    @cached_property
+    def recomputed(self) -> Recompute:
+        """``recompute``; if it is False, one segment where the floats of frozen codes need much memory."""
+        if self.recompute is not False or self._dequantized_bytes < _MUCH:
+            return self.recompute
+        return 1
+
+    @property
+    def _dequantized_bytes(self) -> int:
+        """The memory of the floats of all frozen weights that are stored as codes."""
+        given = {"", *self.model.initializers} - {*self.parameters, *self.buffers}
+        total = 0
+        for node in self.model.internal.graph.node:
+            if given.issuperset(node.input) and node.op_type not in RANDOM:
+                given.update(node.output)
+                if node.op_type == "DequantizeLinear":
+                    total += spec_bytes(self.model.value(node.output[0]))
+        return total
 
     @property
     def predicted(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def problem_key(problem: Problem) -> Hashable:
         problem.rules.identity,
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed, problem.buffers),
         problem.observing,
-        _value(problem.recompute),
+        _value(problem.recomputed),
     )
 
 

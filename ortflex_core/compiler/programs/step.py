@@ -134,7 +134,7 @@ def step_program(
         if port.role == "gradient":
             outputs[port] = _before_reshape(tensor)
     program = build(trace, outputs, name="step", rows=rows or problem.batch_size)
-    return attrs.evolve(program, recompute=problem.recompute)
+    return attrs.evolve(program, recompute=problem.recomputed)
 
 
 def _before_reshape(tensor: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def gradient_program(
     without = _kept(relu_mask)
     trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead, without=without)
     program = build(trace, outputs, name="gradient", rows=rows or problem.batch_size)
-    return attrs.evolve(program, recompute=problem.recompute)
+    return attrs.evolve(program, recompute=problem.recomputed)
 
 
 def update_program(

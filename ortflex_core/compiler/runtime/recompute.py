@@ -6,6 +6,9 @@ Nodes are copied after onnxruntime has optimized the graph, and the result runs 
 optimization, in the order of the file. So the same kernels get the same values, and every result
 has the same bits as without recomputation.
 
+Tensors that depend on frozen weights alone, such as floats of quantized weights, are never kept:
+to compute them again needs no activation.
+
 Random values, control flow with its captured values, operators of custom libraries, and small
 tensors such as shapes are never recomputed.
 
@@ -50,7 +53,8 @@ class Forward:
     """The nodes before the losses, and the tensors that other nodes read from them.
 
     ``others`` are the other nodes, ``place`` the position of the node that computes each tensor, ``owners``
-    the tensor whose memory another one uses, and ``fixed`` the tensors that are kept in any case.
+    the tensor whose memory another one uses, ``fixed`` the tensors that are kept in any case, and
+    ``frozen`` those that depend on frozen weights alone, which are not kept unless they are fixed.
     """
 
     nodes: Sequence[Step]
@@ -59,6 +63,7 @@ class Forward:
     sizes: Mapping[str, int]
     owners: Mapping[str, str]
     fixed: Collection[str]
+    frozen: Collection[str]
 
     def crossing(self) -> list[int]:
         """For every position in the order, the bytes that later nodes read from earlier ones."""
@@ -84,14 +89,17 @@ class Forward:
         return {n: self.sizes.get(n, 0) for n in owners}
 
     def kept(self, cuts: Sequence[int]) -> set[str]:
-        """The tensors that are kept if the order is cut before these positions."""
-        names = {n for n, k in self.place.items() if k >= cuts[-1]}
+        """The tensors that are kept if the order is cut before these positions.
+
+        Without cuts, these are all tensors that do not depend on frozen weights alone.
+        """
+        names = {n for n, k in self.place.items() if not cuts or k >= cuts[-1]}
         for k, node in enumerate(self.nodes):
             for name in liveness.reads(node) & self.place.keys():
                 cut = bisect.bisect_right(cuts, self.place[name])
                 if cut < len(cuts) and cuts[cut] <= k:
                     names.add(name)
-        return names | set(self.fixed)
+        return names - set(self.frozen) | set(self.fixed)
 
 
 def is_copy(node: Node) -> bool:
@@ -142,7 +150,7 @@ def apply(
     given = {t.name for t in graph.initializer}.union(frozen)
     nodes = _defer(map(Step.of, graph.node), given)
     sizes = liveness.completed(nodes, sizes)
-    forward = _split_forward(nodes, losses, sizes, bound)
+    forward = _split_forward(nodes, losses, sizes, bound, given)
     plans = _list_plans(forward, recompute)
     later = _later(forward)
     if later != forward.others:
@@ -254,7 +262,11 @@ def with_copies(sizes: Mapping[str, int], nodes: Sequence[Node]) -> dict[str, in
 
 
 def _split_forward(
-    nodes: Sequence[Step], losses: Collection[str], sizes: Mapping[str, int], bound: Collection[str]
+    nodes: Sequence[Step],
+    losses: Collection[str],
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    given: Collection[str],
 ) -> Forward:
     """The ancestors of the losses, and the rest."""
     makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
@@ -275,7 +287,12 @@ def _split_forward(
             fixed |= liveness.reads(node) - set(node.input)
     for node in others:
         fixed |= liveness.reads(node) - set(node.input)
-    return Forward(own, others, place, sizes, liveness.storage(own, bound), fixed & place.keys())
+    frozen: set[str] = set()
+    for node in own:
+        if (names := liveness.reads(node)) and names <= frozen.union(given):
+            frozen.update(filter(None, node.output))
+    owners = liveness.storage(own, bound)
+    return Forward(own, others, place, sizes, owners, fixed & place.keys(), frozen)
 
 
 def _must_run_once(node: Step) -> bool:
@@ -300,7 +317,7 @@ def _list_plans(forward: Forward, recompute: Recompute) -> list[list[Step]]:
         return [_insert_copies(forward, kept)]
     counts = _COUNTS if recompute is True else [int(recompute)]
     cuts = dict.fromkeys(tuple(_choose_cuts(forward, count)) for count in counts)
-    plain = [*forward.nodes, *forward.others]
+    plain = _insert_copies(forward, forward.kept(()))
     found = [_insert_copies(forward, forward.kept(c)) for c in cuts if c]
     return [plain, *found] if recompute is True else found or [plain]
 

@@ -91,7 +91,7 @@ def host_formulas(problem: Problem) -> dict[str, Formula]:
     The gradients of these parameters are outputs of the graph then.
     """
     # A step that recomputes tensors updates a weight as soon as it can, to free the gradient.
-    if problem.is_lowered or problem.sharing or problem.recompute is not False:
+    if problem.is_lowered or problem.sharing or problem.recomputed is not False:
         return {}
     large = [n for n in problem.parameters if math.prod(problem.shape_of(n)) >= _LARGE]
     # The sum of the gradients of several batches does not include a factor.
