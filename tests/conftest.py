@@ -53,16 +53,16 @@ class Scope(NamedTuple):
 SCOPES = {
     "all": Scope(),
     # What `make test` runs of all: functions with many cases ask the same question over and over.
-    "most": Scope(tables=4, cases=4, few=6),
+    "most": Scope(tables=5, cases=5, few=6),
     # The runtimes with a backend of their own. Other environments have fused on old runtimes.
     "session": Scope(("once", "per_python"), tables=16, cases=16, functions=6),
     "agent": Scope(("once", "per_python"), tables=16, cases=16, functions=8),
     # The runtime of stock with another Python, and an older runtime.
-    "python": Scope(("once",), tables=32, cases=32, functions=8),
+    "python": Scope(("once",), tables=32, cases=32, functions=16),
     "runtime": Scope(("once",), tables=32, cases=32, functions=8),
     "version": Scope(("once", "per_python"), tables=32, cases=32, functions=4),
     # The runtime of stock with one more backend.
-    "backend": Scope(("once", "per_python"), tables=24, cases=24, functions=16, whole=True),
+    "backend": Scope(("once", "per_python"), tables=24, cases=24, functions=24, whole=True),
     # Of tests/mutation: which tests reach a line.
     "mutation": Scope(tables=8, cases=4),
     # What all but the first and the mutants are with `make test-all`.
