@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 import numpy as np
@@ -136,6 +137,43 @@ class Size:
     epoch_steps: int | None
 
 
+Record = Mapping[str, float]
+"""The results of an epoch by their names."""
+
+
+class Records(Sequence[Record]):
+    """The first entries of a list that only grows; a copy of it in each epoch would take ever longer.
+
+    >>> lines = [{"loss": 2.0}, {"loss": 1.0}]
+    >>> first = Records(lines)
+    >>> lines.append({"loss": 0.5})
+    >>> len(first), first[-1], first[1:]
+    (2, {'loss': 1.0}, ({'loss': 1.0},))
+    """
+
+    __slots__ = ("_length", "_lines")
+
+    def __init__(self, lines: list[Any]) -> None:
+        self._lines, self._length = lines, len(lines)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Record]:
+        return islice(self._lines, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+        """An entry, or a tuple of entries."""
+        places = range(self._length)[index]
+        if isinstance(places, int):
+            return self._lines[places]  # type: ignore[no-any-return]
+        return tuple(self._lines[k] for k in places)
+
+
 @attrs.frozen
 class Progress:
     """The progress of a run: its finished steps, epochs and rows, from which schedules compute the rate.
@@ -154,7 +192,7 @@ class Progress:
     epochs: int | None = None
     steps_per_epoch: int | None = None
     rows_per_epoch: int | None = None
-    history: tuple[Mapping[str, float], ...] = attrs.field(default=(), eq=False, repr=False)
+    history: Sequence[Record] = attrs.field(default=(), eq=False, repr=False)
 
     @property
     def total_steps(self) -> int | None:

@@ -82,7 +82,7 @@ def save(trainer: Settings, inner: Internals, folder: Path) -> Path:
         backend=standing.backend or live.backend,
         size=standing.size,
         fits=standing.fits,
-        manual=now if position is None else attrs.evolve(now, history=()),
+        manual=attrs.evolve(now, history=tuple(now.history) if position is None else ()),
         position=position,
         frozen=identity.frozen,
     )

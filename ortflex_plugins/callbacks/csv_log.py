@@ -48,6 +48,6 @@ class CsvLog(Callback):
     def epoch_end(self, trainer: Trainer, progress: Progress) -> None:
         """Write all lines so far."""
         try:
-            History(progress.history).to_csv(trainer.folder / self.path)
+            History(tuple(progress.history)).to_csv(trainer.folder / self.path)
         except OutputError as error:
             _log.warning("csv_log, epoch %d: %s", progress.epoch, error)

@@ -256,7 +256,7 @@ class Curves:
         if start < self._due:
             return
         try:
-            History(progress.history).to_csv(trainer.folder / _HISTORY)
+            History(tuple(progress.history)).to_csv(trainer.folder / _HISTORY)
         except OutputError as error:
             _log.warning("epoch %d: %s", progress.epoch, error)
         end = time.monotonic()

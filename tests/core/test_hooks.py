@@ -272,6 +272,21 @@ def test_an_error_names_the_callback_that_raised_it(wrapped: bool, further: int)
     )
 
 
+def test_the_history_of_a_progress_ends_where_it_ended_when_the_hook_got_it() -> None:
+    recorder = Recorder()
+    trained(recorder, epochs=4)
+    kept = [values["progress"].history for values in recorder.all("epoch_end")]
+    losses = [record["loss"] for record in recorder.all("train_end")[0]["progress"].history]
+    assert len(losses) == 4
+    for k, history in enumerate(kept, 1):
+        assert len(history) == k
+        assert [record["loss"] for record in history] == losses[:k]
+        assert history[-1]["loss"] == history[k - 1]["loss"] == losses[k - 1]
+        assert [record["loss"] for record in history[-2:]] == losses[:k][-2:]
+        with pytest.raises(IndexError):
+            history[k]
+
+
 def test_the_progress_is_that_of_the_step_for_whoever_asks() -> None:
     """A hook that does not take it finds it at the Trainer's loop, where checkpoints read it."""
     seen = []
