@@ -16,6 +16,7 @@ from onnx import ModelProto, helper
 
 from ortflex_core import (
     DataError,
+    GraphError,
     Model,
     ModelError,
     Program,
@@ -152,6 +153,10 @@ def test_an_input_that_is_no_tensor_is_refused() -> None:
     proto.graph.input.append(sequence)
     with pytest.raises(ModelError, match="input 'list' has the type sequence_type, but only tens"):
         Model(proto)
+    with pytest.raises(GraphError, match="'list' must be a tensor; its type is sequence_type"):
+        TensorSpec.from_proto(sequence)
+    with pytest.raises(GraphError, match="'nothing' must be a tensor; its type is no type"):
+        TensorSpec.from_proto(onnx.ValueInfoProto(name="nothing"))
 
 
 def of_functions(*opsets: int) -> onnx.ModelProto:

@@ -73,6 +73,8 @@ def test_a_receipt_of_another_training_does_not_stay() -> None:
     assert not trained(first, receipt=False).export().metadata_props
 
 
+# The second epoch is no improvement, and the weights of the first come back.
+STOPS = {"name": "early_stopping", "patience": 1, "min_delta": 1e9}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "adam, cosine": {"optimizer": {"name": "adam", "beta1": 0.8}, "schedule": "cosine", "seed": 3},
@@ -82,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"adapters": {"name": "lora", "rank": 2}},
     "reinitialize": {"reinitialize": True, "freeze": ["b*"]},
     "validation": {"callbacks": ["early_stopping"], "metrics": ["r2"], "validation": 0.25},
+    "stopped": {"callbacks": [STOPS], "epochs": 5, "validation": 0.25},
 }
 
 
