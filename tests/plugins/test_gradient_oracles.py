@@ -224,6 +224,20 @@ def test_forms_without_a_rule_are_named() -> None:
         gradient_model(made("Normalizer", X, 3, norm="MAX"), ["x"], plugins=plugins())
 
 
+def test_half_a_spectrum_of_another_length_has_no_gradient() -> None:
+    """A real signal of 7 places has 4 frequencies; onnxruntime computes one of 3 incorrectly."""
+    for length, refused in ((4, False), (5, False), (7, True), (2, True)):
+        trace = Trace({"": 20})
+        x = trace.input("x", "f4", (2, 3, 2))
+        y = trace.op.DFT(x, length, 1, inverse=1, onesided=1)
+        try:
+            gradients([(trace.op.ReduceSum(y, keepdims=0), None)], [x], RULES)
+            assert not refused, length
+        except NoGradientRule as error:
+            assert refused, length
+            assert f"of 3 for {length} places" in str(error)
+
+
 # An input that a rule gives no gradient has the slope 0, or asking for its gradient is refused. ---
 
 

@@ -158,6 +158,38 @@ def test_zero_channels_are_zero_with_their_biases_and_normalizations() -> None:
     assert not c[:, second].any()
 
 
+ACTIVATIONS = [
+    *("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Tanh", "Mish", "ThresholdedRelu"),
+    *("Sigmoid", "HardSigmoid", "Softplus", "Exp", "Cos"),
+    *(
+        "Identity",
+        "Dropout",
+        "MaxPool<kernel_shape = [2, 2]>",
+        "AveragePool<kernel_shape = [2, 2]>",
+    ),
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_normalization_follows_a_channel_through_what_is_zero_at_zero(activation: str) -> None:
+    draw = np.random.default_rng(2)
+    arrays = {"A": draw.normal(0, 0.5, (8, 1, 3, 3)), "C": draw.normal(0, 0.5, (3, 8))}
+    arrays |= {"g": np.ones(8), "h": np.zeros(8), "m": np.zeros(8), "v": np.ones(8)}
+    model = models.of_text(
+        f"(float[N, 1, 6, 6] X) => (float[N, 3] y) {{ a = Conv(X, A) r = {activation}(a) "
+        "n = BatchNormalization(r, g, h, m, v) p = GlobalAveragePool(n) f = Flatten(p) "
+        "y = Gemm<transB = 1>(f, C) }",
+        arrays,
+        opset=20,
+    )
+    alone = f"(float[1, 1, 2, 2] X) => (float[1, 1, a, b] y) {{ y = {activation}(X) }}"
+    nothing = {"X": np.zeros((1, 1, 2, 2), np.float32)}
+    at_zero = models.predict(models.of_text(alone, {}, opset=20), nothing)["y"]
+    made = trainer(model, {"name": "sparsity", "method": "channels"}, loss="squared_error")
+    [term] = internals_of(made).problem.updating.prunings
+    assert ({"g", "h"} <= set(term.followers)) == (not at_zero.any())
+
+
 @pytest.mark.parametrize("method", [{"share": 0.75}, {"method": "2:4"}, {"method": "channels"}])
 @pytest.mark.parametrize("stop", [2, 5, 9, 13, 17])
 def test_a_resumed_training_has_the_same_bits(method: Any, stop: int, tmp_path: Path) -> None:
