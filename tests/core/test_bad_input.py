@@ -180,6 +180,20 @@ def test_sample_weights_whose_inverse_overflows(backend: str, least: float, rows
     trainer.fit(X, Y, weights * 1e10)  # what the message says
 
 
+@pytest.mark.parametrize("shape", [(12,), (12, 1, 1), (12, 3, 1), (12, 1, 2)], ids=str)
+def test_weights_with_an_axis_of_size_1_count_for_all_its_values(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    places = "float[N, 3, 4] X", "float[N, 3, 2] Y"
+    model = models.parsed("Y = MatMul(X, W)", {"W": rng.standard_normal((4, 2))}, *places)
+    x, y = (rng.standard_normal((12, 3, n)).astype(np.float32) for n in (4, 2))
+    weights = rng.uniform(0.5, 2, shape)
+    wide = weights.reshape(shape if len(shape) == 3 else (12, 1, 1))
+    one, other = (make(model, epochs=1, batch_size=12, backend="fused") for _ in range(2))
+    found = one.fit(x, y, weights)["loss"]
+    assert found == pytest.approx(other.fit(x, y, np.broadcast_to(wide, y.shape))["loss"], rel=1e-6)
+    same(one.get_state(), other.get_state(), 1e-6)
+
+
 @every_backend
 def test_sample_weights_that_all_round_to_zero(backend: str) -> None:
     trainer = make(models.linear(), backend=backend, epochs=1)

@@ -228,6 +228,18 @@ def test_a_line_goes_through_its_values() -> None:
     assert y[2] == pytest.approx((y[0] + y[1]) / 2, abs=0.1)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-3, 1.0), (3e-7, 2e5), (1e-300, 1e300), (0.9, 11)])
+def test_a_logarithmic_axis_has_a_few_powers_of_ten(low: float, high: float) -> None:
+    ticks = charts._Scale(low, high, log=True).ticks
+    assert 2 <= len(ticks) <= 7
+    powers = np.log10(ticks)
+    np.testing.assert_allclose(powers, powers.round(), atol=1e-9)
+    steps = np.diff(powers).round()
+    assert set(steps) == {steps[0]}
+    assert low * 0.99 <= ticks[0] < low * 10.01 ** steps[0]
+    assert high / 10.01 ** steps[0] < ticks[-1] <= high * 1.01
+
+
 @pytest.mark.parametrize(
     "values", [[], [float("nan")], [None, 1.0, None], [0.0], [1e300, 1e-300], [-3.0, 5.0] * 900]
 )
