@@ -200,17 +200,19 @@ def _joined(parts: list[str]) -> list[str]:
 
 
 def _unambiguous(places: list[Place]) -> list[Place]:
-    """Places with unambiguous module names: different weights get different names."""
-    weights: dict[str, dict[str, None]] = {}
+    """Places with unambiguous module names: products by different weights get different names."""
+    names: dict[str, dict[str, str]] = {}
     for place in places:
-        key = place.node.input[1]
-        weights.setdefault(place.product.module, {}).setdefault(key)
+        of_weights = names.setdefault(place.product.module, {})
+        own = place.product.node.rpartition("/")[2]
+        if own in ("", *of_weights.values()):
+            own = f"{own}{len(of_weights)}"
+        of_weights.setdefault(place.node.input[1], own)
     out = []
     for place in places:
-        module, keys = place.product.module, list(weights[place.product.module])
-        if len(keys) > 1:
-            own = place.product.node.rpartition("/")[2] or str(keys.index(place.node.input[1]))
-            module = f"{module}.{own}"
+        module, of_weights = place.product.module, names[place.product.module]
+        if len(of_weights) > 1:
+            module = f"{module}.{of_weights[place.node.input[1]]}"
         product = attrs.evolve(place.product, module=module)
         out.append(attrs.evolve(place, product=product))
     return out
