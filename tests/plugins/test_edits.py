@@ -392,3 +392,32 @@ def test_recorded_shapes_of_the_old_head_are_forgotten(elsewhere: bool) -> None:
     assert recorded == ({"w2"} if elsewhere else set())
     onnx.checker.check_model(edited, full_check=True)
     assert models.predict(edited, {"X": ROWS})["Y"].shape == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "two"),
+    [
+        ("o = Neg(s) c = Concat<axis = 1>(o, s) Y = Softmax(c)", True),
+        ("o = Mul(s, minus) c = Concat<axis = 1>(o, s) Y = Softmax(c)", True),
+        ("e = Sigmoid(s) o = Sub(one, e) Y = Concat<axis = 1>(o, e)", True),
+        ("o = Abs(s) c = Concat<axis = 1>(o, s) Y = Softmax(c)", False),
+        ("e = Sigmoid(s) o = Sub(e, one) Y = Concat<axis = 1>(o, e)", False),
+        ("e = Sigmoid(s) o = Mul(e, one) Y = Concat<axis = 1>(o, e)", False),
+    ],
+)
+def test_one_score_of_two_classes_becomes_the_scores_of_several(nodes: str, two: bool) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w1": rng.standard_normal((6, 5)), "w2": rng.standard_normal((5, 1))}
+    weights |= {"b2": rng.standard_normal(1), "one": np.ones(1), "minus": np.full(1, -1.0)}
+    whole = f"p = MatMul(X, w1) h = Tanh(p) q = MatMul(h, w2) s = Add(q, b2) {nodes}"
+    model = models.parsed(whole, weights, outputs="float[N, 2] Y")
+    options = {"head": 3, "loss": "softmax_cross_entropy"}
+    if not two:
+        with pytest.raises(ModelError, match="joins several groups of classes"):
+            make(model, **options)
+        return
+    export = make(model, **options).export()
+    found = models.predict(export, {"X": ROWS})["Y"]
+    assert found.shape == (len(ROWS), 3)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+    assert not {node.op_type for node in export.graph.node} & {"Concat", "Neg", "Sub"}
