@@ -170,6 +170,7 @@ ACTIVATIONS = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_normalization_follows_a_channel_through_what_is_zero_at_zero(activation: str) -> None:
     draw = np.random.default_rng(2)
