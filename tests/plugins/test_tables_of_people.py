@@ -122,6 +122,19 @@ def test_strings_are_inputs_of_their_own(form: str, tmp_path: Path) -> None:
     assert inputs["X"].shape == (3, 3)
 
 
+@pytest.mark.parametrize("kind", ["Int64", "float64", "Float32", "boolean"])
+def test_missing_values_of_pandas_types_are_missing(kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([1, None, 1]).astype(kind)
+    whole = pandas.Series([1.0, 2.0, 3.0])
+    features = Frame(frame=pandas.DataFrame({"a": column, "y": whole}), fill=7)
+    assert features.load().inputs["X"][:, 0].tolist() == [1, 7, 1]
+    for labels in (column, pandas.Series(["a", None, "b"], dtype="string")):
+        frame = Frame(frame=pandas.DataFrame({"a": whole, "y": labels}))
+        with pytest.raises(DataError, match="row 1, column 'y': the label is missing"):
+            frame.load()
+
+
 LISTS = {"tokens": [[5, 6, 7], [8], [9, 10]], "y": [0, 1, 0]}
 
 
