@@ -86,6 +86,9 @@ def test_a_trainer_says_what_it_trains_with_what() -> None:
         assert row.rstrip().endswith("yes") == (name != "b1")
     rows = Cells(trainer._repr_html_()).rows
     assert ["penalty", "l2"] in rows
+    facts = trainer.summary().facts
+    assert facts["inputs"] == "X: float32[N, 6]"
+    assert facts["outputs"].startswith("Y: float32[")
     assert sorted(row[0] for row in rows if row[0] in every) == sorted(every)
 
 
