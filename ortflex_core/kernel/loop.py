@@ -27,7 +27,7 @@ from ortflex_core.kernel.interrupts import Interrupts
 from ortflex_core.kernel.last_good import LastGood, same
 from ortflex_core.kernel.plan import Display, Position, TrainingPlan
 from ortflex_core.kernel.plugin_trace import tracing
-from ortflex_core.kernel.types import Progress, Records
+from ortflex_core.kernel.types import PastEpochs, Progress
 
 _log = logging.getLogger("ortflex")
 
@@ -117,7 +117,7 @@ class Loop:
             step=now.step,
             epoch=now.epoch,
             rows=now.rows,
-            history=Records(self.records),
+            history=PastEpochs(self.records),
         )
         self._sums = Sums(start.steps, start.rows, start.loss, start.penalty, start.losses)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
@@ -260,7 +260,7 @@ class Loop:
             return  # the epoch has not ended: a run that is resumed from here ends it
         before, self._before = self._before, 0.0
         self._sums = Sums()
-        last, history = self.progress, Records(self.records)
+        last, history = self.progress, PastEpochs(self.records)
         lengths = last.epochs, last.steps_per_epoch, last.rows_per_epoch
         self.progress = Progress(last.step, epoch + 1, last.rows, *lengths, history)
         if scores is not None:

@@ -137,15 +137,13 @@ class Size:
     epoch_steps: int | None
 
 
-Record = Mapping[str, float]
-"""The results of an epoch by their names."""
+class PastEpochs(Sequence[Mapping[str, float]]):
+    """The results of the epochs so far: the first entries of a list that only grows.
 
-
-class Records(Sequence[Record]):
-    """The first entries of a list that only grows; a copy of it in each epoch would take ever longer.
+    A copy of the list would take longer in each epoch than in the one before.
 
     >>> lines = [{"loss": 2.0}, {"loss": 1.0}]
-    >>> first = Records(lines)
+    >>> first = PastEpochs(lines)
     >>> lines.append({"loss": 0.5})
     >>> len(first), first[-1], first[1:]
     (2, {'loss': 1.0}, ({'loss': 1.0},))
@@ -153,24 +151,26 @@ class Records(Sequence[Record]):
 
     __slots__ = ("_length", "_lines")
 
-    def __init__(self, lines: list[Any]) -> None:
+    def __init__(self, lines: Sequence[Mapping[str, float]]) -> None:
         self._lines, self._length = lines, len(lines)
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Mapping[str, float]]:
         return islice(self._lines, self._length)
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> Mapping[str, float]: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, float]]: ...
+    def __getitem__(
+        self, index: int | slice
+    ) -> Mapping[str, float] | Sequence[Mapping[str, float]]:
         """An entry, or a tuple of entries."""
         places = range(self._length)[index]
         if isinstance(places, int):
-            return self._lines[places]  # type: ignore[no-any-return]
+            return self._lines[places]
         return tuple(self._lines[k] for k in places)
 
 
@@ -192,7 +192,7 @@ class Progress:
     epochs: int | None = None
     steps_per_epoch: int | None = None
     rows_per_epoch: int | None = None
-    history: Sequence[Record] = attrs.field(default=(), eq=False, repr=False)
+    history: Sequence[Mapping[str, float]] = attrs.field(default=(), eq=False, repr=False)
 
     @property
     def total_steps(self) -> int | None:

@@ -352,8 +352,8 @@ def test_floats_of_frozen_codes_are_computed_again_without_being_asked(
     assert not graphs
 
 
-@pytest.mark.parametrize(("way", "most"), [(1, 9 + 2), (2, 6 + 2)])
-def test_matrices_of_frozen_tensors_are_not_kept_for_the_gradient(way: int, most: int) -> None:
+@pytest.mark.parametrize(("way", "most"), [(1, 9 + 2), (2, 6 + 2), (("x1",), 9 + 2)], ids=str)
+def test_matrices_of_frozen_tensors_are_not_kept_for_the_gradient(way: Any, most: int) -> None:
     """Of eight activations and eight matrices of one size, at most two matrices are in memory."""
     node = helper.make_node
     graph = onnx.GraphProto()

@@ -6,8 +6,8 @@ Nodes are copied after onnxruntime has optimized the graph, and the result runs 
 optimization, in the order of the file. So the same kernels get the same values, and every result
 has the same bits as without recomputation.
 
-Tensors that depend on frozen weights alone, such as floats of quantized weights, are never kept:
-to compute them again needs no activation.
+Tensors that depend on frozen weights alone, such as the floats of quantized weights, are not kept
+unless they are named: the backward pass can compute them again without any activation.
 
 Random values, control flow with its captured values, operators of custom libraries, and small
 tensors such as shapes are never recomputed.
@@ -164,13 +164,24 @@ def apply(
     return model
 
 
+def _depending_on(nodes: Iterable[Step], given: Collection[str]) -> set[str]:
+    """The tensors that depend on these tensors alone."""
+    known, found = set(given), set[str]()
+    for node in nodes:
+        if (names := liveness.reads(node)) and names <= known:
+            made = {name for name in node.output if name}
+            known |= made
+            found |= made
+    return found
+
+
 def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
     """The nodes, with those that depend on these tensors alone right before their first readers.
 
     onnxruntime puts those that read frozen tensors first: the matrices of all quantized weights would be in
     memory together.
     """
-    early = set(early)
+    early = _depending_on(nodes := list(nodes), early)
     waiting: dict[str, Step] = {}
     out: list[Step] = []
 
@@ -187,9 +198,7 @@ def _defer(nodes: Iterable[Step], early: Collection[str]) -> list[Step]:
                 waiting.pop(name, None)
 
     for node in nodes:
-        names = liveness.reads(node)
-        if names and names <= early:
-            early.update(node.output)
+        if not early.isdisjoint(node.output):
             waiting.update((name, node) for name in node.output if name)
         else:
             add(node)
@@ -287,10 +296,7 @@ def _split_forward(
             fixed |= liveness.reads(node) - set(node.input)
     for node in others:
         fixed |= liveness.reads(node) - set(node.input)
-    frozen: set[str] = set()
-    for node in own:
-        if (names := liveness.reads(node)) and names <= frozen.union(given):
-            frozen.update(filter(None, node.output))
+    frozen = _depending_on(own, given)
     owners = liveness.storage(own, bound)
     return Forward(own, others, place, sizes, owners, fixed & place.keys(), frozen)
 
@@ -311,9 +317,9 @@ def _list_plans(forward: Forward, recompute: Recompute) -> list[list[Step]]:
                 f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or pass a number of "
                 "segments"
             )
-        kept = set(recompute) | set(forward.fixed)
         end = max(forward.place[name] for name in recompute)
-        kept |= {n for n, k in forward.place.items() if k > end}
+        kept = {n for n, k in forward.place.items() if k > end} - set(forward.frozen)
+        kept |= set(recompute) | set(forward.fixed)
         return [_insert_copies(forward, kept)]
     counts = _COUNTS if recompute is True else [int(recompute)]
     cuts = dict.fromkeys(tuple(_choose_cuts(forward, count)) for count in counts)
