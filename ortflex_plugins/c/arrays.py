@@ -635,6 +635,8 @@ class CForms(NumpyForms):
     A convolution is the product of its windows, and nothing is computed a second time.
     """
 
+    samples_first = True
+
     def __init__(self, trace: Tracing) -> None:
         self._trace = trace
         self.xp = trace.xp

@@ -1,13 +1,11 @@
 """Gradient rules of convolutions: any groups, strides, dilations and padding, one to three axes.
 
-The gradient of a kernel has four forms. Their times on one thread, relative to the forward pass:
+The gradient of a kernel has three forms:
 
-- a product for each place of the kernel: 0.9 to 1.7; used for many channels
-- one product with all places side by side: 1.2 to 2.5; used for few channels, and with strides
-- a product for each row of the kernel: used for depthwise convolutions
+- one convolution (:mod:`ortflex_plugins.gradients._correlation`); used for all but few channels
+- one product with all places of the kernel side by side; used for few channels and for kernels 1×1
+- a product for each row of the kernel; used for depthwise convolutions
   (:mod:`ortflex_plugins.gradients._row_products`)
-- a convolution with strides and dilations exchanged: 1.5 to 10, and 50 for kernels 1×1; used for tiny
-  graphs and for kernels of unknown size
 
 On planes of few places, the whole convolution is a product
 (:mod:`ortflex_plugins.gradients._small_planes`).
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
@@ -34,7 +31,8 @@ from ortflex_core import (
     known_sizes,
     reshape_like,
 )
-from ortflex_plugins.gradients import _planes
+from ortflex_plugins.gradients import _planes, _whole_batch
+from ortflex_plugins.gradients._correlation import correlation
 from ortflex_plugins.gradients._row_products import by_rows
 from ortflex_plugins.gradients._small_planes import small_planes
 from ortflex_plugins.gradients._windows import (
@@ -51,11 +49,12 @@ from ortflex_plugins.gradients._windows import (
 
 RULES = Rules()
 
-# Elements of all windows side by side: below the first limit, starting nodes takes longer than
-# arithmetic; from the second limit on, they do not fit into a cache.
+_CHANNELS, _OUTPUTS, _CHANNELS_OF_MANY_OUTPUTS = 8, 32, 3
+"""The input channels of a group from which one convolution is faster, because the runs that onnxruntime
+copies for it are long enough; from this number of output channels on, fewer are needed.
+"""
 _TINY = 1 << 14
-_LARGE = 1 << 20
-_MANY_CHANNELS = 16
+"""With fewer elements side by side, starting more nodes takes longer than arithmetic."""
 
 
 def _kernel(node: NodeView, weight: Tensor) -> Sizes | None:
@@ -80,8 +79,11 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         if at.plain and node.group == 1:
             order = [1, 0, *at.axes]
             return op.Conv(whole, op.Transpose(weight, perm=order))
+        if batched and (found := _whole_batch.to_x(op, whole, x, weight, at)) is not None:
+            return found
         return spread(op, whole, weight, at, x, node.group)
 
+    batched = _whole_batch.pays(node, at)
     shortcuts = node.trace.shortcuts
     planes = None if shortcuts is None else shortcuts.parts.get(whole)
     small = None if planes is not None else small_planes(op, node, at)
@@ -95,6 +97,8 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
             lambda: _planes.kernel_gradient(op, planes, weight),
             lambda: _planes.bias_gradient(op, planes),
         ]
+    if batched and shortcuts is not None:
+        shortcuts.instead[y] = _whole_batch.forward(op, node, at)
     return [
         to_x,
         lambda: kernel_gradient(op, x, whole, weight, at, node.group),
@@ -164,40 +168,32 @@ def kernel_gradient(
     """
     sizes = known_sizes(weight)
     if sizes is None or at.kernel is None:
-        return _swapped(op, x, g, weight, at, group)
+        return correlation(op, x, g, weight, at, group)
     channels, taps = sizes[1], math.prod(at.kernel)
-    if channels == 1 and sizes[0] == group > 1:
-        rows = by_rows(op, x, g, weight, at, group)
-        if rows is not None:
-            return rows
+    depthwise = channels == 1 and sizes[0] == group > 1
+    if depthwise and (rows := by_rows(op, x, g, weight, at, group)) is not None:
+        return rows
     elements, samples = None, known_size(g, 0)
     if at.counts is not None and samples is not None:
         elements = channels * group * taps * samples * math.prod(at.counts)
     tiny = elements is not None and elements < _TINY
-    if group == 1 and taps > 1 and tiny and at.pads is not None:
-        return _swapped(op, x, g, weight, at, group)
-    dense = set(at.strides) == {1} and (elements is None or elements >= _LARGE)
+    enough = _CHANNELS if sizes[0] // group < _OUTPUTS else _CHANNELS_OF_MANY_OUTPUTS
+    if taps > 1 and (tiny or channels >= enough):
+        return correlation(op, x, g, weight, at, group)
     n = len(at.kernel)
     # With the samples innermost, slices copy longer runs, of several samples at least.
-    axes = range(1, 1 + n)
     left = op.Transpose(g, perm=[1, *at.axes, 0])
     moved = op.Transpose(padded(op, x, g, at), perm=[1, *at.axes, 0])
     bare = attrs.evolve(at, pads=((0, 0),) * n)
-    if taps == 1 or (dense and (channels >= _MANY_CHANNELS or (group > 1 and channels == 1))):
-        parts = [
-            _product(op, left, part, sizes[0], channels, group)
-            for part in slices(op, moved, bare, axes)
-        ]
-        if taps == 1:
-            return reshape_like(op, parts[0], weight)
-        products = op.Concat(*parts, axis=-1)
-        by_tap = op.Reshape(products, [group, sizes[0] // group, taps, channels])
-        return reshape_like(op, op.Transpose(by_tap, perm=[0, 1, 3, 2]), weight)
-    columns = [op.Reshape(p, [channels * group, 1, -1]) for p in slices(op, moved, bare, axes)]
-    side_by_side = op.Concat(*columns, axis=1)
-    return reshape_like(
-        op, _product(op, left, side_by_side, sizes[0], channels * taps, group), weight
-    )
+    parts = list(slices(op, moved, bare, range(1, 1 + n)))
+    if channels == 1 and group > 1:
+        # One copy of each place is enough, and a product is a sum.
+        sums = [_product(op, left, part, sizes[0], 1, group) for part in parts]
+        return reshape_like(op, op.Concat(*sums, axis=-1) if taps > 1 else sums[0], weight)
+    if taps > 1:
+        parts = [op.Concat(*(op.Reshape(p, [channels * group, 1, -1]) for p in parts), axis=1)]
+    product = _product(op, left, parts[0], sizes[0], channels * taps, group)
+    return reshape_like(op, product, weight)
 
 
 def _product(op: Ops, left: Tensor, right: Tensor, rows: int, columns: int, group: int) -> Tensor:
@@ -207,21 +203,3 @@ def _product(op: Ops, left: Tensor, right: Tensor, rows: int, columns: int, grou
     a = op.Reshape(left, [group, rows // group, -1])
     b = op.Reshape(right, [group, columns, -1])
     return op.MatMul(a, op.Transpose(b, perm=[0, 2, 1]))
-
-
-def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: int) -> Tensor:
-    """One convolution of X with dY: samples are channels, strides and dilations are exchanged."""
-    n = len(at.strides)
-    front = [1, 0, *range(2, 2 + n)]
-    moved = op.Transpose(padded(op, x, g, at) if at.pads is None else x, perm=front)
-    if group > 1:
-        parts: Any = {"num_outputs": group} if op.opset >= 18 else {}
-        moved = op.Concat(*op("Split", moved, axis=0, outputs=group, **parts), axis=1)
-    swapped: dict[str, Any] = {"strides": list(at.dilations), "dilations": list(at.strides)}
-    every = op.Conv(moved, op.Transpose(g, perm=front), **swapped, pads=at.padding, group=group)
-    axes = list(at.axes)
-    ends = at.kernel if at.kernel is not None else op.Slice(dims(op, weight), [2], [END])
-    if at.sizes is None or set(at.strides) != {1}:
-        # Places that no window covers give additional columns.
-        every = op.Slice(every, [0] * n, ends if isinstance(ends, Tensor) else list(ends), axes)
-    return op.Transpose(every, perm=front)

@@ -18,6 +18,8 @@ class NumpyForms:
     """The functions for numpy: for the tests' reference, and for values that are known before a run."""
 
     xp: Any = np
+    samples_first = False
+    """Whether a product per sample is faster than one for a batch that is an axis of a convolution."""
 
     def erf(self, x: Any) -> Any:
         """The error function."""

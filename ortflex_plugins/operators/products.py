@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from ortflex_plugins.operators.calls import Call, NotTranslatable, Table, Value, along
 
 TABLE = Table()
+MOST_UNROLLED = 128
+"""Windows or elements of windows with an operator of their own; more take long to compile."""
 
 
 @TABLE("MatMul")
@@ -82,6 +85,12 @@ class Windows:
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, s, n in zip(tap, self.dilations, self.strides, self.places, strict=True)
         )
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """For each axis whether the windows have one element there, and every place is one of them."""
+        each = zip(self.kernel, self.strides, self.pads, strict=True)
+        return tuple(k == s == 1 and pad == (0, 0) for k, s, pad in each)
 
 
 def windows(c: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
@@ -205,10 +214,47 @@ def _global_pool(c: Call, x: Value) -> Value:
 def _conv(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
     w = windows(c, x.shape[2:], weight.shape[2:])
     groups = c.get("group", 1)
-    out = c.forms.convolve(x, weight, w.strides, w.pads, w.dilations, groups)
-    if out is None:
-        out = _by_taps(c, x, weight, w, groups)
+    axes = [axis for axis, whole in enumerate(w.whole) if not whole]
+    places = math.prod(w.places[k] for k in axes)
+    if 0 < places < min(math.prod(w.kernel[k] for k in axes), MOST_UNROLLED):
+        out = _by_places(c, x, weight, w, groups, axes)
+    elif (inner := _by_sample(c, x, weight, ())) is not None:
+        return _samples_last(c, _conv(inner, _samples_first(c, x), weight[..., 0], bias))
+    else:
+        out = c.forms.convolve(x, weight, w.strides, w.pads, w.dilations, groups)
+        if out is None:
+            out = _by_taps(c, x, weight, w, groups)
     return out if bias is None else out + bias.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _by_sample(c: Call, x: Value, weight: Value, extra: Sequence[int]) -> Call | None:
+    """The call for X with its last axis as the first one, if each sample is then convolved alone.
+
+    Gradient rules make the samples an axis because onnxruntime is slow sample by sample. ``extra`` is the
+    attribute ``output_padding``.
+    """
+    n = x.ndim - 2
+    strides, pads = c.get("strides") or [1] * n, c.get("pads") or [0] * 2 * n
+    last = (x.shape[0], weight.shape[-1], strides[-1], pads[n - 1], pads[-1], *extra[-1:])
+    alone = last[:3] == (1, 1, 1) and not any(last[3:]) and c.get("auto_pad", "NOTSET") == "NOTSET"
+    if n < 2 or not alone or not c.forms.samples_first:
+        return None
+    dilations = c.get("dilations") or [1] * n
+    inner = {
+        "strides": strides[:-1],
+        "dilations": dilations[:-1],
+        "pads": pads[: n - 1] + pads[n:-1],
+        "output_padding": list(extra[:-1]),
+    }
+    return attrs.evolve(c, attributes={**c.attributes, **inner})
+
+
+def _samples_first(c: Call, x: Value) -> Value:
+    return c.xp.transpose(x[0], [x.ndim - 2, *range(x.ndim - 2)])
+
+
+def _samples_last(c: Call, x: Value) -> Value:
+    return c.xp.transpose(x, [*range(1, x.ndim), 0])[None]
 
 
 def _by_taps(c: Call, x: Value, weight: Value, w: Windows, groups: int) -> Value:
@@ -224,16 +270,44 @@ def _by_taps(c: Call, x: Value, weight: Value, w: Windows, groups: int) -> Value
     return c.xp.matmul(matrix, columns).reshape(rows, out_channels, *w.places)
 
 
+def _by_places(
+    c: Call, x: Value, weight: Value, w: Windows, groups: int, axes: Sequence[int]
+) -> Value:
+    """A convolution as a matrix product a group for each place on ``axes``; all others are whole.
+
+    A kernel's gradient has few places and a large kernel; XLA's own convolution takes twice as long.
+    """
+    rows, out_channels = x.shape[0], weight.shape[0]
+    wide = padded(c, x, w, 0)
+    inner = [axis for axis in range(len(w.kernel)) if axis not in axes]
+    order = [0, 1, *(2 + axis for axis in (*axes, *inner))]
+    matrix = weight.reshape(groups, out_channels // groups, -1)
+    products = []
+    for place in itertools.product(*(range(w.places[axis]) for axis in axes)):
+        window = [slice(None)] * len(w.kernel)
+        for axis, at in zip(axes, place, strict=True):
+            first, step = at * w.strides[axis], w.dilations[axis]
+            window[axis] = slice(first, first + step * (w.kernel[axis] - 1) + 1, step)
+        part = c.xp.transpose(wide[(..., *window)], order)
+        products.append(c.forms.matmul(matrix, part.reshape(rows, groups, matrix.shape[2], -1)))
+    sizes = [w.places[axis] for axis in (*axes, *inner)]
+    out = c.xp.stack(products, axis=3).reshape(rows, out_channels, *sizes)
+    return c.xp.transpose(out, [order.index(axis) for axis in range(x.ndim)])
+
+
 @TABLE("ConvTranspose", attributes=("kernel_shape",))
 def _conv_transpose(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
     rank, groups = x.ndim - 2, c.get("group", 1)
     kernel = weight.shape[2:]
     strides, dilations = c.get("strides") or [1] * rank, c.get("dilations") or [1] * rank
     extra = c.get("output_padding") or [0] * rank
+    asked = c.get("output_shape")
+    if asked is None and (inner := _by_sample(c, x, weight, extra)) is not None:
+        return _samples_last(c, _conv_transpose(inner, _samples_first(c, x), weight[..., 0], bias))
     extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
     whole = [(n - 1) * s + e for n, s, e in zip(x.shape[2:], strides, extents, strict=True)]
     pads = list(c.get("pads") or [0] * 2 * rank)
-    sizes, automatic = c.get("output_shape"), c.get("auto_pad", "NOTSET")
+    sizes, automatic = asked, c.get("auto_pad", "NOTSET")
     if sizes is None and automatic.startswith("SAME"):
         sizes = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
     if sizes is not None:

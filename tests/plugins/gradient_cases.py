@@ -147,6 +147,16 @@ CONV = [
     conv("1d", (2, 2, 7), (3, 2, 3)),
     conv("depthwise-wide", (1, 2, 3, 18), (2, 1, 3, 3), pads=[1, 1, 1, 1], group=2),
     conv("1x1", (2, 3, 3, 4), (2, 3, 1, 1), kernel_shape=[1, 1]),
+    # More elements of the kernel than places, as in the gradient of a kernel.
+    conv(
+        *("few-places", (2, 4, 5, 3, 6), (4, 2, 4, 1, 3)),
+        **{"group": 2, "pads": [1, 0, 0, 0, 0, 1], "strides": [2, 1, 2], "dilations": [1, 1, 2]},
+    ),
+    conv("few-places-1d", (2, 2, 6), (3, 2, 5), pads=[1, 0]),
+    # Places that no window covers, at the end of the padding or of the image; a window of padding.
+    conv("rest-of-padding", (2, 2, 6, 8), (3, 2, 3, 2), pads=[1, 0, 1, 1], strides=[2, 3]),
+    conv("rest-of-image", (2, 2, 6, 7, 6), (3, 2, 3, 2, 3), strides=[2, 3, 2]),
+    conv("window-of-padding", (2, 2, 2), (3, 2, 2), pads=[4, 0], strides=[5]),
     # Automatic padding depends on the size of the kernel, which a user must know.
     *(
         conv(f"same-{label}", *sizes, auto_pad=way, **options)

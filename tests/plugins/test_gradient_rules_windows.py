@@ -22,9 +22,8 @@ from tests.plugins.gradient_samples import sample
 from tests.training import make
 
 FORMS = {
-    "swapped": {"_TINY": 1 << 60},
-    "side by side": {"_TINY": 0, "_LARGE": 1 << 60},
-    "place by place": {"_TINY": 0, "_LARGE": 0, "_MANY_CHANNELS": 1},
+    "one convolution": {"_CHANNELS": 0, "_CHANNELS_OF_MANY_OUTPUTS": 0},
+    "side by side": {"_TINY": 0, "_CHANNELS": 1 << 60, "_OUTPUTS": 1 << 60},
 }
 
 
@@ -74,7 +73,7 @@ def test_every_form_of_a_kernels_gradient(
 @pytest.mark.parametrize(
     ("case", "y", "batch", "most"),
     [
-        (call("Conv", x=data(2, 2, 7), w=data(3, 2, 3)), (3, 5), 2, 6),
+        (call("Conv", x=data(2, 2, 7), w=data(3, 2, 3)), (3, 5), 2, 8),
         (call("Conv", x=data(2, 2, 7), w=data(3, 2, 3)), (3, 5), "N", 16),
         (call("Conv", x=data(2, 3, 3, 4), w=data(2, 3, 1, 1)), (2, 3, 4), 2, 9),
         (call("Conv", x=data(2, 3, 3, 4), w=data(2, 3, 1, 1)), (2, 3, 4), "N", 9),
