@@ -68,11 +68,11 @@ class XlaBackend(Backend):
                 f"backend={{'name': 'xla', 'platform': '{device.name}'}}"
             ]
         try:
-            self._place()
+            place = self._place()
         except RuntimeError as error:  # raised by JAX for an unknown platform
             return [f"JAX has no device {self.platform!r} here: {str(error).splitlines()[0]}"]
         try:
-            _trace(problem)
+            _trace(problem, place.platform)
         except NotTranslatable as error:
             return [f"it cannot translate {error}"]
         except REFUSALS as error:
@@ -92,7 +92,7 @@ class XlaBackend(Backend):
         return jax.local_devices(backend=self.platform)[0]
 
 
-def _trace(problem: Problem) -> None:
+def _trace(problem: Problem, platform: str) -> None:
     """Translate a step on abstract arrays, without compiling it."""
     import jax
 
@@ -100,7 +100,7 @@ def _trace(problem: Problem) -> None:
 
     sizes = (problem.batch_size,) * problem.updating.accumulate
     with jax.enable_x64(True):
-        function = step_function(problem, sizes)
+        function = step_function(problem, sizes, platform)
         shapes: dict[str, Any] = {}
         shapes |= {s.name: (s.shape, s.numpy) for s in problem.columns}
         shapes |= {s.name: (s.shape, s.numpy) for s in problem.model.inputs}

@@ -117,7 +117,7 @@ class XlaEngine(PortEngine):
 
     def _function(self, sizes: tuple[int, ...]) -> StepFunction:
         if sizes not in self._used:
-            self._used[sizes] = step_function(self.problem, sizes)
+            self._used[sizes] = step_function(self.problem, sizes, self._place.platform)
         return self._used[sizes]
 
     def _data(

@@ -65,11 +65,11 @@ class StepFunction:
     step are scanned.
     """
 
-    def __init__(self, problem: Problem, sizes: tuple[int, ...]) -> None:
+    def __init__(self, problem: Problem, sizes: tuple[int, ...], platform: str) -> None:
         import jax
 
         self._jax = jax
-        self._forms = forms = JaxForms()
+        self._forms = forms = JaxForms(platform)
         self.sizes = sizes
         self.ports = state_ports(problem)
         self.totals = [t.total_port for t in problem.terms]
@@ -290,8 +290,8 @@ def _program(make: Any, problem: Problem, rows: int | None) -> Program:
     return program
 
 
-def step_function(problem: Problem, sizes: tuple[int, ...]) -> StepFunction:
+def step_function(problem: Problem, sizes: tuple[int, ...], platform: str) -> StepFunction:
     """The function of a step, shared by problems of one structure."""
-    key = ("xla step", problem_key(problem), sizes, problem.batch_size)
-    function: StepFunction = get_program(key, lambda: StepFunction(problem, sizes))
+    key = ("xla step", problem_key(problem), sizes, problem.batch_size, platform)
+    function: StepFunction = get_program(key, lambda: StepFunction(problem, sizes, platform))
     return function
