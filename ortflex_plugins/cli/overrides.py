@@ -56,7 +56,8 @@ def classes_of(text: str | None) -> int | list[int] | list[str] | None:
 class RecipeCommand(click.Command):
     """A command with the arguments RECIPE and KEY=VALUE.
 
-    Its error for ``--epochs 3`` says to write ``epochs=3``.
+    Its error for ``--epochs 3`` says to write ``epochs=3``, and that for a key in place of the recipe
+    how to get a recipe.
     """
 
     def __init__(
@@ -70,19 +71,33 @@ class RecipeCommand(click.Command):
         super().__init__(name, params=[recipe, keys, *params], **options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; a key given as an option is an error with the right form."""
-        import attrs
-
+        """Read the command line; a key given as an option or a recipe is an error with the right form."""
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from ortflex_core import Recipe, translate_key
-
-            key = translate_key(error.option_name.lstrip("-").replace("-", "_"))
-            if key.partition(".")[0] in attrs.fields_dict(Recipe):
+            if (key := _known_key(error.option_name.lstrip("-").replace("-", "_"))) is not None:
                 text = f"{error.option_name} is not an option but a key: write {key}=…"
                 raise click.UsageError(text, ctx) from None
             raise
+        given = str(ctx.params.get("recipe") or "")
+        name, sign, _ = given.partition("=")
+        if sign and not os.path.lexists(given) and _known_key(name) is not None:
+            text = (
+                f"the first argument has to be a recipe, but {given!r} is a key with its value: "
+                f"write `ortflex {ctx.info_name} RECIPE {given}`; `ortflex init model.onnx` makes a recipe"
+            )
+            raise click.UsageError(text, ctx)
+        return rest
+
+
+def _known_key(name: str) -> str | None:
+    """The key of a recipe that has this name here or in another library; None for any other name."""
+    import attrs
+
+    from ortflex_core import Recipe, translate_key
+
+    key = translate_key(name)
+    return key if key.partition(".")[0] in attrs.fields_dict(Recipe) else None
 
 
 def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:

@@ -4,11 +4,12 @@ The gradient of a kernel has three forms:
 
 - one convolution (:mod:`ortflex_plugins.gradients._correlation`); used for all but few channels
 - one product with all places of the kernel side by side; used for few channels and for kernels 1×1
-- a product for each row of the kernel; used for depthwise convolutions
-  (:mod:`ortflex_plugins.gradients._row_products`)
+- a product for each row of the kernel (:mod:`ortflex_plugins.gradients._row_products`), or for each of its
+  places; used for depthwise convolutions
 
 On planes of few places, the whole convolution is a product
-(:mod:`ortflex_plugins.gradients._small_planes`).
+(:mod:`ortflex_plugins.gradients._small_planes`) or computes all samples at once
+(:mod:`ortflex_plugins.gradients._whole_batch`).
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from ortflex_plugins.gradients._windows import (
 
 RULES = Rules()
 
-_CHANNELS, _OUTPUTS, _CHANNELS_OF_MANY_OUTPUTS = 8, 32, 3
-"""The input channels of a group from which one convolution is faster, because the runs that onnxruntime
-copies for it are long enough; from this number of output channels on, fewer are needed.
-"""
+_FEW_CHANNELS = 8
+"""With fewer input channels of a group, one convolution is slower: onnxruntime copies them in runs."""
+_MANY_OUTPUTS, _FEW_CHANNELS_OF_MANY = 32, 3
+"""From this number of output channels on, copies are a smaller part, and the limit is the second one."""
 _TINY = 1 << 14
 """With fewer elements side by side, starting more nodes takes longer than arithmetic."""
 
@@ -177,8 +178,8 @@ def kernel_gradient(
     if at.counts is not None and samples is not None:
         elements = channels * group * taps * samples * math.prod(at.counts)
     tiny = elements is not None and elements < _TINY
-    enough = _CHANNELS if sizes[0] // group < _OUTPUTS else _CHANNELS_OF_MANY_OUTPUTS
-    if taps > 1 and (tiny or channels >= enough):
+    few = _FEW_CHANNELS if sizes[0] // group < _MANY_OUTPUTS else _FEW_CHANNELS_OF_MANY
+    if taps > 1 and (tiny or channels >= few):
         return correlation(op, x, g, weight, at, group)
     n = len(at.kernel)
     # With the samples innermost, slices copy longer runs, of several samples at least.

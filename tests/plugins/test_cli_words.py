@@ -105,6 +105,17 @@ def test_keys_given_as_options(command: str) -> None:
     assert "No such option" in result.output
 
 
+def test_a_key_in_place_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in ("model=m.onnx", "lr=0.1"):
+        result = CliRunner().invoke(main, ["train", given, "epochs=3"])
+        assert result.exit_code == 2
+        assert "ortflex init" in result.output
+    assert "ortflex init" not in CliRunner().invoke(main, ["train", "no_key=1"]).output
+    Path("epochs=3").write_text("epochs = 3\n")
+    assert "ortflex init" not in CliRunner().invoke(main, ["train", "epochs=3"]).output
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("level", "out", "err"),

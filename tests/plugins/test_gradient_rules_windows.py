@@ -22,8 +22,8 @@ from tests.plugins.gradient_samples import sample
 from tests.training import make
 
 FORMS = {
-    "one convolution": {"_CHANNELS": 0, "_CHANNELS_OF_MANY_OUTPUTS": 0},
-    "side by side": {"_TINY": 0, "_CHANNELS": 1 << 60, "_OUTPUTS": 1 << 60},
+    "one convolution": {"_FEW_CHANNELS": 0, "_FEW_CHANNELS_OF_MANY": 0},
+    "side by side": {"_TINY": 0, "_FEW_CHANNELS": 1 << 60, "_MANY_OUTPUTS": 1 << 60},
 }
 
 
