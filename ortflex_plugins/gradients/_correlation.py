@@ -8,8 +8,8 @@ axis of X, on which the kernel has one element. onnxruntime multiplies such a co
 copies stay in the cache of each thread.
 
 The time of one product for each κ divided by the time of this form (onnxruntime 1.32, 3×3, one thread): 1.1
-with 64 channels on planes of 16 × 16 and with 128 on 8 × 8 (two threads: 1.8 and 1.7), 1.3 with stride 2,
-1.0 on planes of 56 × 56, and 0.4 for a single channel.
+with 64 channels on planes of 16 × 16 and with 128 on 8 × 8 (two threads: 1.8 and 1.7, quickest runs), 1.2
+to 1.3 with stride 2, 1.0 on planes of 56 × 56, and 0.4 for a single channel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def correlation(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, grou
         ends = op.Slice(dims(op, weight), [2], [END]) if at.kernel is None else list(at.kernel)
         every = op.Slice(every, [0] * n, ends, axes)
     result = op.Transpose(every, perm=[0, 1, n + 2, *axes])
-    if known_sizes(weight) is None:
+    if known_sizes(weight) is None:  # Otherwise a Reshape, which an output of the graph leaves out.
         return op.Squeeze(result, axes=[0])
     return reshape_like(op, result, weight)
 

@@ -7,9 +7,9 @@ element.
     X [1, C, places…, N] * W [M, C, kernel…, 1] = Y [1, M, windows…, N]
 
 The time of onnxruntime's convolution divided by the time of this form with its transpositions, on one
-thread with kernels of 3×3 and 16 samples: for Y 1.3 on planes of 5 × 5 and 7 × 7, 1.0 on 8 × 8 (with two
-threads 1.5) and 0.95 on 16 × 16; for dX 1.4, 1.2, 0.95 and 0.7. With 4 samples it is 1.0 to 1.1 for Y on
-7 × 7.
+thread with kernels of 3×3 and 16 samples: for Y 1.3 to 1.4 on planes of 5 × 5 and 7 × 7, 1.0 on 8 × 8 (with
+two threads 1.6, quickest runs) and 0.95 on 16 × 16; for dX 1.4, 1.2, 0.95 and 0.7. With 4 samples it is 1.0
+to 1.1 for Y on 7 × 7.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         6,
     ),
     "planes, groups": (16, 12, (9, 8), (3, 3), [2, 2], [1, 1, 0, 1], [1, 1], 2, 6),
-    "few channels": (2, 8, (10, 10), *SQUARE, 1, 8),
+    "few channels": (2, 8, (12, 12), *SQUARE, 1, 8),
     "few channels, many outputs": (3, 32, (10, 10), *SQUARE, 1, 8),
     "depthwise, large planes": (6, 12, (18, 18), *SQUARE, 6, 8),
 }
@@ -82,6 +82,30 @@ def expected(case: tuple[Any, ...], x: Array, y: Array, weight: Array, factor: A
     rest = [a + p + q - (o - 1) * s - d * (k - 1) - 1 for a, p, q, o, s, d, k in spans]
     back = oracles.conv_transpose(g, wide, group=group, more=rest, **how)
     return (difference**2).mean(), slope, (back * x).sum(0, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("small planes", {3}),  # everything has the samples as an axis
+        ("small planes of Y", {2, 3}),  # the gradient of X has not
+        ("small planes, few samples", {2, 3}),  # the gradient of the kernel has the channels as one
+        ("few channels", {2}),
+        ("planes, three axes", {3}),
+    ],
+)
+def test_convolutions_have_an_additional_axis_where_that_is_faster(
+    name: str, axes: set[int]
+) -> None:
+    case = CASES[name]
+    channels, out, places, kernel, *_, samples = case
+    model = network(case, draw(out, channels, *kernel), draw(1, channels, *places))
+    trainer = make(model, params=["*", "factor"], backend="fused", batch_size=samples)
+    x = draw(samples, channels, *places)
+    trainer.step((x, trainer.predict(x)))
+    nodes = [n for g in trainer.save_onnx_graph().values() for n in g.graph.node]
+    found = [n for n in nodes if n.op_type in ("Conv", "ConvTranspose")]
+    assert {len(a.ints) for n in found for a in n.attribute if a.name == "strides"} == axes
 
 
 @every_backend

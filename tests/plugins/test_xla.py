@@ -144,6 +144,30 @@ def test_jax_form_gives_the_expected_outputs_of_the_standard() -> None:
     assert count >= 20
 
 
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_convolutions_of_other_platforms(operator: str) -> None:
+    """They have XLA's own kernel, which this CPU can run, too; a CPU has it for large kernels only."""
+    whole = JaxForms()
+    small, large = (np.zeros((1, 1, side, side), np.float32) for side in (3, 12))
+    how = [1, 1], [(0, 0), (0, 0)], [1, 1], 1
+    assert whole.convolve(large, small, *how) is None
+    assert whole.convolve(large, large, *how).shape == (1, 1, 1, 1)
+    used: list[Any] = []
+
+    class Seen(JaxForms):
+        def convolve(self, *arguments: Any) -> Any:
+            used.append(super().convolve(*arguments))
+            return used[-1]
+
+    cases = [c for _, c in standard_cases() if c.model.graph.node[0].op_type == operator]
+    for case in cases:
+        inputs = [as_array(v) for v in case.data_sets[0][0]]
+        function = ModelFunction(case.model, Seen("tpu"))
+        check(case, jax.jit(lambda *arrays, f=function: f(list(arrays)))(*inputs))
+    assert len(used) >= 4
+    assert all(out is not None for out in used)
+
+
 LAYERS, WIDTH, ROWS = 12, 64, 2048
 ONE = WIDTH * ROWS * 4
 """The bytes of what a layer computes."""
